@@ -1,0 +1,52 @@
+"""The seams of the engine: what a stage of the step loop, a model runner and a block store promise. No torch here."""
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from pdserve.core.model_info import KvLayout
+from pdserve.engine.sequence import Chunk, Sampled
+
+
+class Runner(Protocol):
+    """Runs the model. Engine thread only."""
+
+    def run(self, chunks: Seq[Chunk]) -> list[Sampled | None]:
+        """Compute every chunk's KV in one ragged forward, and sample where asked; one entry a chunk, None if not asked.
+
+        Mutates no sequence. Returns only when the KV is in the pages (device synchronised).
+        """
+        ...
+
+
+class Stage(Protocol):
+    """A scheduler taking part in the step: prefill, decode, or (colocated) both. Engine thread only."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def plan(self, now_s: float) -> list[Chunk]:
+        """Choose this step's chunks and allocate their blocks."""
+        ...
+
+    def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+        """Account for what was run: advance, finish, free, and emit events."""
+        ...
+
+    def fail(self, chunks: Seq[Chunk], error: Exception) -> None:
+        """The forward raised: end the chunks' sequences with an error and free what they hold."""
+        ...
+
+
+class BlockStore(Protocol):
+    """Raw access to the bytes of KV blocks, for transports. Thread-safe as long as each block has one owner."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    def read_block(self, block_id: int) -> memoryview:
+        """The block's `layout.block_bytes` bytes, readable without a copy where the pool lies in host memory."""
+        ...
+
+    def write_block(self, block_id: int, offset: int, data: bytes | memoryview) -> None:
+        """Put `data` at byte `offset` of the block."""
+        ...

@@ -1,0 +1,139 @@
+"""Every setting of every process, from TOML, environment and flags into frozen models. Reads nothing else.
+
+Precedence: flags, then `PDSERVE_<SECTION>__<FIELD>` in the environment, then the TOML file, then the defaults here.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Dtype = Literal["bfloat16", "float32"]
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSettings(Section):
+    source: str = "smollm2-135m-instruct"
+    """A built-in name, a directory with config.json and safetensors, or a .gguf file."""
+    served_name: str = ""
+    """What clients call the model; empty: the built-in name, or the path's last part."""
+    dtype: Dtype = "bfloat16"
+    """Of weights and KV: float32 where tests ask for exactness."""
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+
+
+class CoordinatorSettings(Section):
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    """OpenAI API, /health and /metrics; 0 picks a free port."""
+    grpc_port: Port = 50051
+    """Inference and Fleet; 0 picks a free port."""
+    max_queued_requests: Positive = 256
+    max_queued_tokens: Positive = 1_000_000
+    """Bound of the queue by work: prompt + max_tokens of everything waiting."""
+    default_max_tokens: Positive = 1024
+    """Where a request names none (never above context − prompt)."""
+    default_deadline_s: Seconds = 600.0
+    """From arrival, where a request names none."""
+    max_deadline_s: Seconds = 3600.0
+    max_choices: Positive = 16
+    max_body_bytes: Positive = 4 * 1024 * 1024
+    max_stop_strings: Positive = 16
+    max_unread_tokens: Positive = 256
+    """A reader that falls this far behind ends as slow_consumer."""
+    heartbeat_s: Seconds = 2.0
+    """How often reservations are renewed at the workers."""
+    report_interval_s: Seconds = 1.0
+    """The longest gap between two load reports of an idle worker."""
+    stalled_after_s: Seconds = 10.0
+    """A worker without a report, or without a step while work waits, gets nothing new after this long."""
+    drain_s: Seconds = 30.0
+    """How long a stop waits for streams to end."""
+    api_keys: dict[str, str] = {}
+    """API key → tenant. Empty: no key is asked for, one tenant."""
+
+
+class WorkerSettings(Section):
+    coordinators: tuple[str, ...] = ()
+    """host:port of each coordinator's gRPC; repeat the flag for several."""
+    worker_id: str = ""
+    """A name, stable across restarts; empty: role, host and pid."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    advertise_host: str = ""
+    """Address that others reach; empty: `host`."""
+    control_port: Port = 0
+    kv_port: Port = 0
+    threads: Positive = 1
+    """Compute threads of the engine."""
+    cores: tuple[int, ...] = ()
+    """Cores the process is pinned to; empty: no pinning."""
+    memory_budget_bytes: int = Field(default=0, ge=0)
+    """For everything the worker holds; 0: a share of what is free at start."""
+    memory_headroom_fraction: float = Field(default=0.1, ge=0.0, lt=0.9)
+    num_blocks: int = Field(default=0, ge=0)
+    """KV blocks; 0: as many as the budget allows."""
+    block_size: Positive = 16
+    """Tokens in a KV block."""
+    max_batch_size: Positive = 64
+    """Sequences in one decode step."""
+    lease_s: Seconds = 10.0
+    """A reservation that nobody renews is freed after this long."""
+    drain_s: Seconds = 30.0
+
+
+class PrefillSettings(Section):
+    token_budget: Positive = 512
+    """Prompt tokens in one step, shared by shortest-remaining-first."""
+    max_bypasses: int = Field(default=8, ge=0)
+    """Times a prompt may be overtaken before it goes first."""
+
+
+class ColocatedSettings(Section):
+    token_budget: Positive = 128
+    """Prompt tokens that ride along with the decode rows of one step."""
+
+
+class TransferSettings(Section):
+    transports: tuple[Literal["local", "grpc"], ...] = ("local", "grpc")
+    """Allowed ones, best first."""
+    base_deadline_s: Seconds = 2.0
+    min_bytes_per_s: Positive = 20_000_000
+    """Deadline of a transfer step = base + bytes / this rate."""
+    chunk_bytes: Positive = 1024 * 1024
+    lease_s: Seconds = 10.0
+    """An inbound transfer without progress is given up after this long."""
+
+
+class LaunchSettings(Section):
+    mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    prefill: Positive = 1
+    """Prefill workers."""
+    decode: Positive = 1
+    """Decode workers."""
+    colocated: Positive = 1
+    """Colocated workers, with mode = "colocated"."""
+    pin: bool = True
+    """Give each CPU worker its own cores."""
+
+
+class Settings(Section):
+    """All sections. Each process takes those it needs and hands each component its own."""
+
+    model: ModelSettings = ModelSettings()
+    coordinator: CoordinatorSettings = CoordinatorSettings()
+    worker: WorkerSettings = WorkerSettings()
+    prefill: PrefillSettings = PrefillSettings()
+    colocated: ColocatedSettings = ColocatedSettings()
+    transfer: TransferSettings = TransferSettings()
+    launch: LaunchSettings = LaunchSettings()
+    cache_dir: Path = Path("~/.cache/pdserve")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
