@@ -1,4 +1,4 @@
-"""Sampling parameters as workers receive them: final, checked, defaults filled in. What they do is in engine/sampler."""
+"""Sampling parameters as workers receive them: final and checked. What they do: engine/sampler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
