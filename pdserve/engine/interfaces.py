@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from pdserve.core.model_info import KvLayout
+from pdserve.engine.events import Event
 from pdserve.engine.sequence import Chunk, Sampled
 
 
@@ -34,6 +35,10 @@ class Stage(Protocol):
 
     def fail(self, chunks: Seq[Chunk], error: Exception) -> None:
         """The forward raised: end the chunks' sequences with an error and free what they hold."""
+        ...
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
         ...
 
 

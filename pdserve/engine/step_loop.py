@@ -1,0 +1,148 @@
+"""The engine thread: schedule, run, publish. It owns the device, the block pool and every stage's state.
+
+The rest of the process reaches it through `call` (a function to run between two steps) and hears from it through
+`publish`, once per turn of the loop. It blocks on its inbox when there is nothing to compute; it never polls.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.events import Event
+from pdserve.engine.interfaces import Runner, Stage
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StageResources:
+    """What the stages of one engine share."""
+
+    pool: BlockPool
+    block_size: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the loop: commands were handled, and perhaps a step was run. `events` by stage, in their order."""
+
+    events: tuple[list[Event], ...]
+    step_count: int
+    has_work: bool
+
+
+@dataclass(slots=True)
+class EngineThread:
+    """Drives `stages` with one `runner`.
+
+    Args:
+        publish: called on the engine thread after every turn; it must not block.
+        on_crash: called on the engine thread, as its last act, if a stage broke its own rules. The process should end:
+            a worker that cannot account for its blocks must not serve.
+    """
+
+    runner: Runner
+    stages: Seq[Stage]
+    publish: Callable[[Turn], None]
+    on_crash: Callable[[BaseException], None]
+    clock: Callable[[], float] = time.monotonic
+    step_count: int = 0
+    _inbox: queue.SimpleQueue[Callable[[], object] | None] = field(
+        default_factory=queue.SimpleQueue[Callable[[], object] | None]
+    )
+    _thread: threading.Thread | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return any(stage.has_work for stage in self.stages)
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether something was posted that has not been run yet."""
+        return not self._inbox.empty()
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current turn and end the thread. Calls posted later are never run."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run `function` on the engine thread between two steps; from any thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - belongs to the caller, who holds the future
+                future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def post(self, function: Callable[[], object]) -> None:
+        """As `call`, for callers that want no answer: a failure is logged."""
+        self.call(function).add_done_callback(_log_failure)
+
+    def _run(self) -> None:
+        try:
+            while self._drain_inbox():
+                if self.has_work:
+                    self.step()
+                self.publish(Turn(tuple(stage.take_events() for stage in self.stages), self.step_count, self.has_work))
+        except BaseException as error:
+            logger.critical("the engine thread ends", exc_info=error)
+            self.on_crash(error)
+
+    def _drain_inbox(self) -> bool:
+        """Run what was posted, waiting for it if there is nothing else to do. False: stop."""
+        wait = not self.has_work
+        while True:
+            try:
+                function = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            if function is None:
+                return False
+            function()
+            wait = False
+
+    def step(self) -> None:
+        plans = [stage.plan(self.clock()) for stage in self.stages]
+        chunks = [chunk for plan in plans for chunk in plan]
+        if not chunks:
+            return
+        try:
+            sampled = self.runner.run(chunks)
+        except Exception as error:
+            logger.exception("the forward pass of %d chunks failed", len(chunks))
+            for stage, plan in zip(self.stages, plans, strict=True):
+                stage.fail(plan, error)
+            self.step_count += 1
+            return
+        now_s = self.clock()
+        start = 0
+        for stage, plan in zip(self.stages, plans, strict=True):
+            stage.apply(plan, sampled[start : start + len(plan)], now_s)
+            start += len(plan)
+        self.step_count += 1
+
+
+def _log_failure(future: "Future[object]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.error("a posted engine command failed", exc_info=error)
