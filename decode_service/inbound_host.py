@@ -1,0 +1,67 @@
+"""What a KV receiver asks of the decode service, brought from the receiver's threads to the loop and the engine."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from decode_service.requests import DecodeRequests
+from decode_service.stage import DecodeStage
+from kv_transfer.interfaces import InboundCommit, InboundGrant
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.ids import SequenceId
+from pdserve.engine.block_pool import OwnerKind
+from pdserve.engine.step_loop import EngineThread
+
+T = TypeVar("T")
+
+
+class DecodeInboundHost:
+    """Implements kv_transfer.interfaces.InboundHost. `allocate` and `commit` block for up to one engine step, and must
+    not be called on the event loop; `release` returns at once and may come from any thread."""
+
+    def __init__(self, requests: DecodeRequests, engine: EngineThread, stage: DecodeStage) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._requests = requests
+        self._engine = engine
+        self._stage = stage
+
+    def allocate(self, sequence_id: SequenceId, reservation_id: int, num_blocks: int) -> InboundGrant:
+        return self._wait(self._allocate(sequence_id, reservation_id, num_blocks))
+
+    def commit(self, commit: InboundCommit) -> None:
+        self._wait(self._commit(commit))
+
+    def release(self, sequence_id: SequenceId, reservation_id: int, block_ids: Seq[int], error: PdserveError) -> None:
+        def ended(future: "Future[None]") -> None:
+            future.result()
+            self._loop.call_soon_threadsafe(self._requests.inbound_ended, sequence_id)
+
+        self._engine.call(lambda: self._stage.release_inbound(sequence_id, block_ids)).add_done_callback(ended)
+
+    async def _allocate(self, sequence_id: SequenceId, reservation_id: int, num_blocks: int) -> InboundGrant:
+        reservation = self._requests.begin_inbound(sequence_id, reservation_id)
+        try:
+            if num_blocks > reservation.num_blocks:
+                raise PdserveError(
+                    ErrorReason.INVALID_ARGUMENT, f"{num_blocks} blocks asked for, {reservation.num_blocks} reserved"
+                )
+            block_ids = await asyncio.wrap_future(
+                self._engine.call(lambda: self._stage.allocate_inbound(sequence_id, num_blocks))
+            )
+        except PdserveError:
+            self._requests.inbound_ended(sequence_id)
+            raise
+        return InboundGrant(block_ids)
+
+    async def _commit(self, commit: InboundCommit) -> None:
+        self._requests.check_live(commit.sequence_id, commit.reservation_id)
+        await asyncio.wrap_future(
+            self._engine.call(lambda: self._stage.adopt(commit, OwnerKind.INBOUND, time.monotonic()))
+        )
+        self._requests.inbound_ended(commit.sequence_id)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

@@ -1,0 +1,191 @@
+"""The life of a request on a decode worker, outside the engine thread: reserve, receive, decode, release.
+
+The reservation is given back when the request has ended *and* neither a transfer nor the engine can still touch one of
+its blocks. Runs on the event loop; speaks no protobuf.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from decode_service.stage import DecodeJob, DecodeStage
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.ids import SequenceId
+from pdserve.engine.ledger import Demand, Denied, Reservation, ReservationLedger
+from pdserve.engine.step_loop import EngineThread
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    reservation: Reservation
+    submitted: bool = False
+    ended: bool = False
+    engine_released: bool = False
+    inbound_open: bool = False
+
+
+class DecodeRequests:
+    """All requests this worker holds.
+
+    Args:
+        fail: reports a refusal to the coordinator.
+        ledger_changed: blocks were given back.
+        cancel_inbound: whoever writes KV under the reservation must stop, if anybody does; `inbound_ended` is called
+            once no write is under way. Set after construction, because transports need this object first.
+    """
+
+    def __init__(
+        self,
+        ledger: ReservationLedger,
+        engine: EngineThread,
+        stage: DecodeStage,
+        fail: Callable[[SequenceId, PdserveError], None],
+        ledger_changed: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._engine = engine
+        self._stage = stage
+        self._fail = fail
+        self._ledger_changed = ledger_changed
+        self._requests: dict[SequenceId, _Request] = {}
+        self.cancel_inbound: Callable[[Reservation], object] = lambda _: None
+        self.num_stale = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def num_receiving(self) -> int:
+        return sum(request.inbound_open for request in self._requests.values())
+
+    # --- from the coordinator -----------------------------------------------------------------------------------------
+
+    def reserve(self, sequence_id: SequenceId, demand: Demand, now_s: float) -> Reservation | Denied:
+        """Promise blocks for a whole life, or say at once what is missing.
+
+        Raises:
+            PdserveError: STALE, for a sequence that has ended but still holds blocks.
+        """
+        request = self._requests.get(sequence_id)
+        if request is not None and request.ended:
+            raise PdserveError(ErrorReason.STALE, "the sequence has ended here")
+        answer = self._ledger.reserve(sequence_id, demand, now_s)
+        if isinstance(answer, Reservation) and request is None:
+            self._requests[sequence_id] = _Request(answer)
+        return answer
+
+    def submit(self, job: DecodeJob, reservation_id: int) -> None:
+        """Expect a sequence's KV and go on from it. Without its reservation it is failed."""
+        try:
+            request = self._live(job.sequence_id, reservation_id)
+        except PdserveError as error:
+            self.num_stale += 1
+            self._fail(job.sequence_id, error)
+            return
+        if request.submitted:
+            self.num_stale += 1
+            return
+        request.submitted = True
+        job = replace(job, num_blocks=request.reservation.num_blocks)
+        self._engine.post(lambda: self._stage.submit(job))
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """End a request in any phase and give everything back; unknown ones are stale and change nothing."""
+        request = self._requests.get(sequence_id)
+        if request is None or request.ended:
+            self.num_stale += 1
+            return
+        self._end(request)
+        self._engine.post(lambda: self._stage.cancel(sequence_id))
+
+    def renew(self, coordinator_incarnation: int, now_s: float) -> None:
+        self._ledger.renew(coordinator_incarnation, now_s)
+
+    def reap(self, now_s: float) -> None:
+        """Cancel what no coordinator renews any more."""
+        for reservation in self._ledger.expired(now_s):
+            request = self._requests.get(reservation.sequence_id)
+            if request is not None and not request.ended:
+                self.cancel(reservation.sequence_id)
+
+    def cancel_coordinator(self, coordinator_incarnation: int) -> None:
+        """A coordinator's stream ended: so do its requests."""
+        for sequence_id in list(self._requests):
+            if sequence_id.coordinator_incarnation == coordinator_incarnation and not self._requests[sequence_id].ended:
+                self.cancel(sequence_id)
+
+    def fail_all(self, error: PdserveError) -> None:
+        """The worker stops: say so to whoever waits, and free everything."""
+        for sequence_id, request in list(self._requests.items()):
+            if not request.ended:
+                self._fail(sequence_id, error)
+                self.cancel(sequence_id)
+
+    # --- from transfers -----------------------------------------------------------------------------------------------
+
+    def begin_inbound(self, sequence_id: SequenceId, reservation_id: int) -> Reservation:
+        """A writer may start.
+
+        Raises:
+            PdserveError: STALE, without a live reservation, or while an earlier writer has not ended.
+        """
+        request = self._live(sequence_id, reservation_id)
+        if request.inbound_open:
+            raise PdserveError(ErrorReason.STALE, "a transfer of the sequence is open already")
+        request.inbound_open = True
+        return request.reservation
+
+    def check_live(self, sequence_id: SequenceId, reservation_id: int) -> None:
+        """Refuse what came too late. From any thread.
+
+        Raises:
+            PdserveError: STALE, if the request has ended or is unknown.
+        """
+        self._live(sequence_id, reservation_id)
+
+    def inbound_ended(self, sequence_id: SequenceId) -> None:
+        """No writer can touch the sequence's blocks any more: they were adopted, or given back to the pool."""
+        request = self._requests.get(sequence_id)
+        if request is None:
+            self.num_stale += 1
+            return
+        request.inbound_open = False
+        self._settle(sequence_id, request)
+
+    def begin_local(self, sequence_id: SequenceId, reservation_id: int) -> None:
+        """This worker's own prefill starts to write under the reservation; raises as `begin_inbound`."""
+        self.begin_inbound(sequence_id, reservation_id)
+
+    def end_local(self, sequence_id: SequenceId) -> None:
+        """This worker's own prefill holds nothing of the sequence any more."""
+        self.inbound_ended(sequence_id)
+
+    # --- from the engine ----------------------------------------------------------------------------------------------
+
+    def engine_released(self, sequence_id: SequenceId) -> None:
+        """The engine holds nothing of the sequence any more: finished, failed or cancelled."""
+        request = self._requests.get(sequence_id)
+        if request is None:
+            return
+        request.engine_released = True
+        if not request.ended:
+            self._end(request)
+        self._settle(sequence_id, request)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _live(self, sequence_id: SequenceId, reservation_id: int) -> _Request:
+        request = self._requests.get(sequence_id)
+        if request is None or request.ended or request.reservation.reservation_id != reservation_id:
+            raise PdserveError(ErrorReason.STALE, "there is no such reservation (any more)")
+        return request
+
+    def _end(self, request: _Request) -> None:
+        request.ended = True
+        if request.inbound_open:
+            self.cancel_inbound(request.reservation)
+
+    def _settle(self, sequence_id: SequenceId, request: _Request) -> None:
+        if request.engine_released and not request.inbound_open:
+            del self._requests[sequence_id]
+            self._ledger.release(request.reservation.reservation_id)
+            self._ledger_changed()

@@ -1,0 +1,241 @@
+"""Sequences on the engine thread, from their KV's arrival to their last token. One record a sequence.
+
+A sequence's automaton, and who owns its blocks in each phase. Submit and KV arrive over different connections, in
+either order:
+
+    (allocate) ─► RECEIVING ─► COMMITTED ─┬─► DECODING ─► (released)
+                  INBOUND      SEQUENCE   │   SEQUENCE    free
+    (submit) ───► EXPECTED ───────────────┘
+                  no blocks
+
+The receiver returns INBOUND blocks through `release_inbound`; everything else is freed here, once.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from decode_service.scheduler import DecodeScheduler
+from kv_transfer.interfaces import InboundCommit
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.ids import SequenceId
+from pdserve.core.reservation import blocks_for_tokens
+from pdserve.core.sampling import SamplingParams, finish_reason_after
+from pdserve.engine.block_pool import Owner, OwnerKind
+from pdserve.engine.events import Durations, Event, SequenceFailed, SequenceReleased, TokenSampled
+from pdserve.engine.sequence import Chunk, Sampled, Sequence
+from pdserve.engine.step_loop import StageResources
+
+
+@dataclass(slots=True)
+class DecodeTotals:
+    """Since the worker started."""
+
+    num_tokens: int = 0
+    num_completed: int = 0
+    num_cancelled: int = 0
+    num_failed: int = 0
+    num_stale: int = 0
+    num_nan_rows: int = 0
+    exposed_transfer_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """What a coordinator submits: the ids that prefill computes, and how to go on. `num_blocks` is what is reserved."""
+
+    sequence_id: SequenceId
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    deadline_s: float
+    num_blocks: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    sequence_id: SequenceId
+    job: DecodeJob | None = None
+    commit: InboundCommit | None = None
+    committed_s: float = 0.0
+    sequence: Sequence | None = None
+    joined_s: float = 0.0
+    exposed_transfer_s: float = 0.0
+
+
+class DecodeStage:
+    """See the module. Every method runs on the engine thread."""
+
+    def __init__(self, scheduler: DecodeScheduler, resources: StageResources) -> None:
+        self._scheduler = scheduler
+        self._pool = resources.pool
+        self._block_size = resources.block_size
+        self._eos_token_ids = resources.eos_token_ids
+        self._events: list[Event] = []
+        self._entries: dict[SequenceId, _Entry] = {}
+        self.totals = DecodeTotals()
+
+    # --- inbound KV ---------------------------------------------------------------------------------------------------
+
+    def allocate_inbound(self, sequence_id: SequenceId, num_blocks: int) -> tuple[int, ...]:
+        """Blocks for a transfer to write to; the caller has checked the reservation.
+
+        Raises:
+            PdserveError: QUEUE_FULL while an earlier transfer of the sequence is still giving its blocks back.
+        """
+        if not self._pool.can_allocate(num_blocks):
+            raise PdserveError(ErrorReason.QUEUE_FULL, "an earlier transfer still holds the blocks", retry_after_s=0.05)
+        return tuple(self._pool.allocate(num_blocks, Owner(OwnerKind.INBOUND, sequence_id)))
+
+    def release_inbound(self, sequence_id: SequenceId, block_ids: Seq[int]) -> None:
+        """The transfer ended without a commit, and nobody can write to the blocks any more."""
+        self._pool.free(block_ids, Owner(OwnerKind.INBOUND, sequence_id))
+
+    def adopt(self, commit: InboundCommit, from_kind: OwnerKind, now_s: float) -> None:
+        """Take over verified blocks from `from_kind`. Decoding starts with the next step, or once submitted.
+
+        Raises:
+            PdserveError: STALE, if the sequence has KV already; the blocks stay with their owner.
+        """
+        entry = self._entries.setdefault(commit.sequence_id, _Entry(commit.sequence_id))
+        if entry.commit is not None:
+            self.totals.num_stale += 1
+            raise PdserveError(ErrorReason.STALE, "the sequence has its KV already")
+        old, new = Owner(from_kind, commit.sequence_id), Owner(OwnerKind.SEQUENCE, commit.sequence_id)
+        self._pool.hand_over(commit.block_ids, old, new)
+        entry.commit, entry.committed_s = commit, now_s
+        self._start_if_complete(entry)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def submit(self, job: DecodeJob) -> None:
+        """Expect a sequence. A second submit of one id is stale and changes nothing."""
+        entry = self._entries.setdefault(job.sequence_id, _Entry(job.sequence_id))
+        if entry.job is not None:
+            self.totals.num_stale += 1
+            return
+        entry.job = job
+        self._start_if_complete(entry)
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        """End a sequence in any phase and say so with SequenceReleased, also if it is unknown here."""
+        entry = self._entries.get(sequence_id)
+        if entry is None:
+            self._events.append(SequenceReleased(sequence_id))
+            return
+        self.totals.num_cancelled += 1
+        self._release(entry)
+
+    # --- the step -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.num_running + self._scheduler.num_waiting > 0
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running_tokens(self) -> int:
+        return sum(e.sequence.num_tokens for e in self._entries.values() if e.sequence is not None)
+
+    def plan(self, now_s: float) -> list[Chunk]:
+        self._expire(now_s)
+        batch, joined = self._scheduler.schedule()
+        for sequence_id in joined:
+            self._join(self._entries[sequence_id], now_s)
+        return [self._next_row(self._entries[sequence_id]) for sequence_id in batch]
+
+    def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+        for chunk, token in zip(chunks, sampled, strict=True):
+            if token is None:
+                raise RuntimeError("a decode row came back without a token")
+            chunk.sequence.num_computed_tokens += 1
+            self._advance(self._entries[chunk.sequence.id], token, now_s)
+
+    def fail(self, chunks: Seq[Chunk], error: Exception) -> None:
+        for chunk in chunks:
+            message = f"the forward pass failed: {type(error).__name__}"
+            self._fail(self._entries[chunk.sequence.id], PdserveError(ErrorReason.INTERNAL, message))
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _start_if_complete(self, entry: _Entry) -> None:
+        job, commit = entry.job, entry.commit
+        if job is None or commit is None:
+            return
+        token_ids = [*job.token_ids, *commit.output_token_ids]
+        entry.sequence = Sequence(
+            job.sequence_id, token_ids, job.num_prompt_tokens, job.sampling, list(commit.block_ids), commit.num_tokens
+        )
+        if entry.sequence.num_remaining_tokens != 1:
+            message = f"KV of {commit.num_tokens} tokens came for a sequence of {len(token_ids)}"
+            self._fail(entry, PdserveError(ErrorReason.TRANSFER_FAILED, message))
+            return
+        self._scheduler.add(job.sequence_id)
+
+    def _join(self, entry: _Entry, now_s: float) -> None:
+        entry.joined_s = now_s
+        since_prefill_end_s = entry.commit.since_prefill_end_s if entry.commit is not None else 0.0
+        entry.exposed_transfer_s = since_prefill_end_s + now_s - entry.committed_s
+        self.totals.exposed_transfer_s += entry.exposed_transfer_s
+
+    def _next_row(self, entry: _Entry) -> Chunk:
+        """One token to compute; its block is allocated under the reservation, so this cannot fail."""
+        sequence, job = entry.sequence, entry.job
+        if sequence is None or job is None:
+            raise RuntimeError("an incomplete sequence was scheduled")
+        num_new = blocks_for_tokens(sequence.num_tokens, self._block_size) - len(sequence.block_ids)
+        if len(sequence.block_ids) + num_new > job.num_blocks:
+            raise RuntimeError(f"sequence {sequence.id} outgrows its reservation of {job.num_blocks} blocks")
+        sequence.block_ids += self._pool.allocate(num_new, Owner(OwnerKind.SEQUENCE, sequence.id))
+        return Chunk(sequence, 1, sample=True)
+
+    def _advance(self, entry: _Entry, token: Sampled, now_s: float) -> None:
+        sequence = entry.sequence
+        if sequence is None:
+            raise RuntimeError("a row of an incomplete sequence was run")
+        if token.token_id is None:
+            self.totals.num_nan_rows += 1
+            self._fail(entry, PdserveError(ErrorReason.NUMERICAL_ERROR, "the logits held a NaN or an infinity"))
+            return
+        sequence.token_ids.append(token.token_id)
+        self.totals.num_tokens += 1
+        index = sequence.num_output_tokens - 1
+        reason = finish_reason_after(token.token_id, index + 1, sequence.sampling, self._eos_token_ids)
+        durations = Durations(compute_s=now_s - entry.joined_s, exposed_transfer_s=entry.exposed_transfer_s)
+        self._events.append(TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations))
+        if reason is not None:
+            self.totals.num_completed += 1
+            self.totals.decode_s += durations.compute_s
+            self._release(entry)
+
+    def _expire(self, now_s: float) -> None:
+        late = [e for e in self._entries.values() if e.job is not None and e.job.deadline_s <= now_s]
+        for entry in late:
+            self._fail(entry, PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed while decoding"))
+
+    def _fail(self, entry: _Entry, error: PdserveError) -> None:
+        self.totals.num_failed += 1
+        self._events.append(SequenceFailed(entry.sequence_id, error))
+        self._release(entry)
+
+    def _release(self, entry: _Entry) -> None:
+        sequence_id = entry.sequence_id
+        self._scheduler.remove(sequence_id)
+        if entry.sequence is not None:
+            block_ids: Seq[int] = entry.sequence.block_ids
+        else:
+            block_ids = entry.commit.block_ids if entry.commit is not None else ()
+        self._pool.free(block_ids, Owner(OwnerKind.SEQUENCE, sequence_id))
+        del self._entries[sequence_id]
+        self._events.append(SequenceReleased(sequence_id))

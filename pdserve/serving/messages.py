@@ -1,0 +1,34 @@
+"""Pieces of protobuf that both worker services send or read."""
+
+import time
+
+from pdserve.client.wire import finish_reason_to_proto, logprobs_to_proto
+from pdserve.core.sampling import FinishReason, TokenLogprobs
+from pdserve.v1 import common_pb2, worker_pb2
+
+
+def micros(seconds: float) -> int:
+    """Seconds as the wire's microseconds; a clock's small step back counts as none."""
+    return max(0, round(seconds * 1e6))
+
+
+def deadline_from(context: worker_pb2.RequestContext) -> float:
+    """The request's deadline on this process's monotonic clock, in seconds."""
+    return time.monotonic() + context.deadline_remaining_ms / 1000
+
+
+def token_output(
+    index: int,
+    token_id: int,
+    logprobs: TokenLogprobs | None,
+    finish_reason: FinishReason | None,
+    durations: common_pb2.PhaseDurations,
+) -> worker_pb2.SequenceOutput:
+    """One sampled token."""
+    return worker_pb2.SequenceOutput(
+        first_index=index,
+        token_ids=[token_id],
+        logprobs=[] if logprobs is None else [logprobs_to_proto(logprobs)],
+        finish_reason=finish_reason_to_proto(finish_reason),
+        durations=durations,
+    )

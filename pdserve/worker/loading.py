@@ -1,0 +1,68 @@
+"""From settings to a loaded engine, with progress and the memory report in the log."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pdserve.core.model_fetch import resolve_model
+from pdserve.engine.loading import EngineConfig, LoadedEngine, load_engine
+from pdserve.engine.memory import MemoryLimits
+from pdserve.serving.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_STEPS = 4
+
+
+def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
+    """Fetch the model if need be, load it, and size the pool.
+
+    Raises:
+        PdserveError: what is wrong with the model, the device or the memory budget.
+    """
+    torch.set_num_threads(settings.worker.threads)
+    model, worker = settings.model, settings.worker
+    source = resolve_model(model.source, settings.cache_dir.expanduser())
+    config = EngineConfig(
+        source=source,
+        name=served_name(settings),
+        dtype=model.dtype,
+        device=model.device,
+        block_size=worker.block_size,
+        memory=MemoryLimits(worker.memory_budget_bytes, worker.memory_headroom_fraction, worker.num_blocks),
+        max_step_tokens=_max_step_tokens(settings, roles),
+        max_step_samples=worker.max_batch_size,
+    )
+    loaded = load_engine(config, _progress())
+    logger.info("memory:\n%s", loaded.memory_report())
+    return loaded
+
+
+def served_name(settings: Settings) -> str:
+    """What clients call the model."""
+    model = settings.model
+    return model.served_name or Path(model.source).name
+
+
+def _max_step_tokens(settings: Settings, roles: tuple[str, ...]) -> int:
+    decode_rows = settings.worker.max_batch_size if "decode" in roles else 0
+    if "prefill" not in roles:
+        return decode_rows
+    budget = settings.colocated.token_budget if decode_rows else settings.prefill.token_budget
+    return budget + decode_rows
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Logs each quarter of the weights as it is loaded."""
+    reported = 0
+
+    def progress(done_bytes: int, total_bytes: int) -> None:
+        nonlocal reported
+        step = PROGRESS_STEPS * done_bytes // max(1, total_bytes)
+        if step > reported:
+            reported = step
+            logger.info("loading weights: %d of %d MB", done_bytes >> 20, total_bytes >> 20)
+
+    return progress

@@ -1,0 +1,161 @@
+"""The Prefill RPC service: protobuf on one side, PrefillRequests and the engine's events on the other."""
+
+import time
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import grpc.aio
+
+from kv_transfer.interfaces import KvSender, OutboundEnd, OutboundTransfer, Peer, TransferPlan
+from pdserve.client.wire import kv_layout_from_proto, sampling_from_proto, sequence_id_from_proto
+from pdserve.core.errors import PdserveError
+from pdserve.core.reservation import blocks_for_tokens
+from pdserve.engine.events import Event, SequenceFailed, SequenceReleased, SequenceTransferred, TokenSampled
+from pdserve.engine.ledger import ReservationLedger
+from pdserve.engine.sequence import Sequence
+from pdserve.engine.step_loop import EngineThread
+from pdserve.serving.load import StageLoad, WorkerTotals
+from pdserve.serving.messages import deadline_from, micros, token_output
+from pdserve.serving.output_streams import OutputStreams
+from pdserve.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from prefill_service.requests import LocalDecode, PrefillRequest, PrefillRequests
+from prefill_service.stage import PrefillJob, PrefillStage
+
+LOCAL = "local"
+
+
+class PrefillService(worker_pb2_grpc.PrefillServicer):
+    """One per worker. `sender` knows every transport that this worker has."""
+
+    def __init__(
+        self,
+        incarnation: int,
+        ledger: ReservationLedger,
+        engine: EngineThread,
+        stage: PrefillStage,
+        sender: KvSender,
+        local_decode: LocalDecode | None = None,
+    ) -> None:
+        self._block_size = ledger.block_size
+        self._engine = engine
+        self._stage = stage
+        self._sender = sender
+        self._outputs = OutputStreams(incarnation, lambda: engine.step_count, self._coordinator_left)
+        self.requests = PrefillRequests(ledger, engine, stage, self._outputs.put_error, local_decode)
+
+    # --- RPC ----------------------------------------------------------------------------------------------------------
+
+    async def Run(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.PrefillCommands],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> AsyncIterator[worker_pb2.WorkerOutputs]:
+        async for message in self._outputs.run(request_iterator, self._handle):
+            yield message
+
+    def _handle(self, message: worker_pb2.PrefillCommands) -> None:
+        for command in message.commands:
+            if command.HasField("submit"):
+                self._submit(command.submit)
+            elif command.HasField("cancel"):
+                self.requests.cancel(sequence_id_from_proto(command.cancel.request_id))
+            # A heartbeat has nothing to renew here: prompts end by their deadline or with their coordinator's stream.
+
+    def _submit(self, submit: worker_pb2.PrefillSubmit) -> None:
+        sequence_id = sequence_id_from_proto(submit.context.request_id)
+        sampling = sampling_from_proto(submit.sampling)
+        sequence = Sequence(sequence_id, list(submit.token_ids), submit.num_prompt_tokens, sampling)
+        deadline_s = deadline_from(submit.context)
+        if not submit.HasField("target"):
+            self.requests.submit(PrefillRequest(PrefillJob(sequence, deadline_s, time.monotonic(), None)))
+            return
+        plan = self._plan(sequence, submit.target, deadline_s)
+        local = plan.peer.transport == LOCAL
+        job = PrefillJob(sequence, deadline_s, time.monotonic(), lambda: self._open(plan), local)
+        self.requests.submit(PrefillRequest(job, plan.reservation_id if local else None))
+
+    def _plan(self, sequence: Sequence, target: worker_pb2.DecodeTarget, deadline_s: float) -> TransferPlan:
+        peer = Peer(
+            target.worker.worker_id,
+            target.worker.incarnation,
+            target.kv_address,
+            kv_layout_from_proto(target.kv_layout),
+            target.transport,
+        )
+        return TransferPlan(
+            sequence_id=sequence.id,
+            peer=peer,
+            reservation_id=target.reservation_id,
+            num_tokens=sequence.num_tokens,
+            num_blocks=blocks_for_tokens(sequence.num_tokens, self._block_size) - target.num_cached_blocks,
+            first_block=target.num_cached_blocks,
+            deadline_remaining_s=deadline_s - time.monotonic(),
+        )
+
+    def _open(self, plan: TransferPlan) -> OutboundTransfer:
+        def on_end(end: OutboundEnd) -> None:
+            self._engine.post(lambda: self._stage.transfer_ended(end))
+
+        return self._sender.open(plan, on_end)
+
+    # --- from the engine ----------------------------------------------------------------------------------------------
+
+    def handle_events(self, events: Seq[Event]) -> None:
+        """What one turn of the engine produced; on the event loop."""
+        for event in events:
+            match event:
+                case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent):
+                    durations = common_pb2.PhaseDurations(
+                        queue_us=micros(spent.queue_s), compute_us=micros(spent.compute_s)
+                    )
+                    self._outputs.put(sequence_id, token_output(index, token_id, logprobs, finish_reason, durations))
+                case SequenceFailed(sequence_id, error):
+                    self._outputs.put_error(sequence_id, error)
+                case SequenceTransferred(sequence_id, spent):
+                    durations = common_pb2.PhaseDurations(
+                        transfer_us=micros(spent.transfer_s), transfer_bytes=spent.transfer_bytes
+                    )
+                    self._outputs.put(sequence_id, worker_pb2.SequenceOutput(transferred=True, durations=durations))
+                case SequenceReleased():
+                    self.requests.released(event)
+
+    def load(self) -> StageLoad:
+        """What this stage holds now; on the event loop."""
+        stage, totals = self._stage, self._stage.totals
+        return StageLoad(
+            queued_prefill_tokens=stage.num_queued_tokens + self.requests.num_waiting_tokens,
+            num_waiting=stage.num_waiting + self.requests.num_waiting,
+            num_running=stage.num_running,
+            num_transferring=stage.num_transferring,
+            prefill_tokens_per_s=totals.num_tokens / totals.compute_s if totals.compute_s > 0 else 0.0,
+            totals=WorkerTotals(
+                prefill_tokens=totals.num_tokens,
+                prefills_completed=totals.num_completed,
+                transfers_completed=totals.num_transfers,
+                transfers_failed=totals.num_transfers_failed,
+                transferred_bytes=totals.num_transferred_bytes,
+                cancelled=totals.num_cancelled,
+                failed=totals.num_failed,
+                stale_events=totals.num_stale,
+                nan_rows=totals.num_nan_rows,
+            ),
+        )
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.requests)
+
+    def fail_all(self, error: PdserveError) -> None:
+        """The worker stops before these are done."""
+        self.requests.fail_all(error)
+
+    def reap(self, now_s: float) -> None:
+        """Nothing here lives on a lease."""
+
+    def close(self) -> None:
+        """End the Run streams once what is pending has been sent."""
+        self._outputs.close_all()
+
+    def _coordinator_left(self, coordinator_incarnation: int) -> None:
+        self.requests.cancel_coordinator(coordinator_incarnation)
