@@ -18,11 +18,11 @@ _FINISH_TO_PROTO = {
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
 
 
-def finish_reason_to_proto(reason: FinishReason | None) -> pb.FinishReason:
+def finish_reason_to_proto(reason: FinishReason | None) -> pb.FinishReason.ValueType:
     return _FINISH_TO_PROTO[reason]
 
 
-def finish_reason_from_proto(reason: pb.FinishReason) -> FinishReason | None:
+def finish_reason_from_proto(reason: pb.FinishReason.ValueType) -> FinishReason | None:
     """None: not finished. A value this version does not know counts as an error."""
     return _FINISH_FROM_PROTO.get(reason, FinishReason.ERROR)
 

@@ -4,9 +4,10 @@ isort:skip_file
 KV blocks from a prefill worker to a decode worker, exactly once: Handshake per pair, then per transfer
 Prepare → Ready | Busy → chunks → Commit → Done, or Abort.
 
-Over gRPC, chunks use `/pdserve.v1.KvTransfer/SendChunks` (client stream of raw bytes, answered by one ChunksAck), registered by hand
-with identity serialisers and therefore not declared below. One message is a 48-byte little-endian header and its
-payload:
+Over gRPC, chunks use `/pdserve.v1.KvTransfer/SendChunks` (client stream of raw bytes, answered by one ChunksAck),
+registered by hand with identity serialisers and therefore not declared below. One call carries the blocks of one
+prefill chunk; sequence numbers run on through a transfer's calls. One message is a 48-byte little-endian header and
+its payload:
 
   offset size field
        0    4 magic "PDKV"

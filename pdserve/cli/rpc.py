@@ -1,0 +1,34 @@
+"""Calls from the terminal to a coordinator, with failures explained for a person."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import grpc
+
+from pdserve.cli import console
+from pdserve.client.channels import sync_channel
+from pdserve.client.errors import ERROR_METADATA_KEY, error_from_rpc
+
+
+@contextmanager
+def connected(address: str) -> Generator[grpc.Channel]:
+    """A channel to a coordinator; where nobody answers, that is said and the command ends.
+
+    Raises:
+        PdserveError: what the coordinator answered a call inside the block with.
+    """
+    with sync_channel(address) as channel:
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            _fail_without_answer(address, error)
+            raise error_from_rpc(error) from None
+
+
+def _fail_without_answer(address: str, error: grpc.RpcError) -> None:
+    typed = any(key == ERROR_METADATA_KEY for key, _ in getattr(error, "trailing_metadata", lambda: None)() or ())
+    code = getattr(error, "code", lambda: None)()
+    if not typed and code is grpc.StatusCode.UNAVAILABLE:
+        console.fail(f"cannot reach {address}: is `pdserve serve` running there?")
+    if not typed and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        console.fail(f"no answer from {address} in time")

@@ -1,0 +1,128 @@
+"""`pdserve status`: what the coordinator knows of its fleet, as tables or as protobuf's JSON."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pdserve.cli import console
+from pdserve.v1 import fleet_pb2 as pb
+
+TIMEOUT_S = 10.0
+
+
+def status(
+    address: Annotated[str, typer.Option(help="The coordinator's gRPC address.")] = console.DEFAULT_ADDRESS,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Show pools, workers, reservations, queues and what each worker has done."""
+    from pdserve.cli.rpc import connected
+    from pdserve.v1 import fleet_pb2_grpc
+
+    with connected(address) as channel:
+        fleet = fleet_pb2_grpc.FleetStub(channel).GetStatus(pb.GetStatusRequest(), timeout=TIMEOUT_S)
+    if as_json:
+        typer.echo(to_json(fleet))
+        return
+    for table in tables(fleet):
+        console.out.print(table)
+    console.out.print(headline(fleet))
+
+
+def to_json(fleet: pb.FleetStatus) -> str:
+    """Every field, under its name in the .proto; 64-bit numbers are strings, as protobuf's JSON mapping has it."""
+    from google.protobuf.json_format import MessageToJson
+
+    return MessageToJson(fleet, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def headline(fleet: pb.FleetStatus) -> str:
+    outcomes = ", ".join(f"{name} {count}" for name, count in sorted(fleet.requests_by_outcome.items())) or "none yet"
+    state = ", draining" if fleet.draining else ""
+    return f"up {fleet.uptime_s:.0f} s{state}; {fleet.num_in_flight} in flight; requests by outcome: {outcomes}"
+
+
+def tables(fleet: pb.FleetStatus) -> Iterator[Table]:
+    yield pools_table(fleet)
+    yield reservations_table(fleet)
+    yield queues_table(fleet)
+    yield totals_table(fleet)
+
+
+def role_name(role: int) -> str:
+    return pb.Role.Name(pb.Role.ValueType(role)).removeprefix("ROLE_").lower()
+
+
+def pools_table(fleet: pb.FleetStatus) -> Table:
+    """One row a worker and pool; "moving" counts sequences whose KV is on its way."""
+    names = ("in flight", "running", "waiting", "moving", "queued tokens")
+    table = _table("Pools", ("model", "role", "worker", "state", "address"), names)
+    for pool in fleet.pools:
+        if not pool.workers:
+            table.add_row(pool.model_name, role_name(pool.role), "none", style="red")
+        for worker in pool.workers:
+            load = worker.load
+            numbers = (worker.num_in_flight, load.num_running, load.num_waiting, load.num_transferring)
+            table.add_row(
+                pool.model_name,
+                role_name(pool.role),
+                worker.worker.worker_id,
+                worker.state,
+                worker.control_address,
+                *_numbers(*numbers, load.queued_prefill_tokens),
+                style="" if worker.state == "ready" else "yellow",
+            )
+    return table
+
+
+def reservations_table(fleet: pb.FleetStatus) -> Table:
+    """One row a worker: KV blocks promised to sequences, kept for prefixes, free, and usable in all."""
+    table = _table("Reservations (KV blocks)", ("worker",), ("reserved", "cached", "free", "usable"))
+    for name, load in _loads(fleet):
+        blocks = (load.num_reserved_blocks, load.num_cached_blocks, load.num_free_blocks, load.num_usable_blocks)
+        table.add_row(name, *_numbers(*blocks))
+    return table
+
+
+def queues_table(fleet: pb.FleetStatus) -> Table:
+    table = _table("Queues", ("model",), ("requests", "of", "tokens", "of"))
+    for item in fleet.queues:
+        table.add_row(
+            item.model_name, *_numbers(item.num_requests, item.max_requests, item.num_tokens, item.max_tokens)
+        )
+    return table
+
+
+def totals_table(fleet: pb.FleetStatus) -> Table:
+    """One row a worker, whatever its roles."""
+    names = ("prefills", "tokens", "decodes", "tokens", "transfers", "failed", "MB", "cancelled", "failed", "preempted")
+    table = _table("Totals", ("worker",), names)
+    for name, load in _loads(fleet):
+        total = load.totals
+        prefill = (total.prefills_completed, total.prefill_tokens)
+        decode = (total.decodes_completed, total.decode_tokens)
+        transfer = (total.transfers_completed, total.transfers_failed, total.transferred_bytes // 1_000_000)
+        table.add_row(name, *_numbers(*prefill, *decode, *transfer, total.cancelled, total.failed, total.preemptions))
+    return table
+
+
+def _loads(fleet: pb.FleetStatus) -> list[tuple[str, pb.LoadReport]]:
+    """Each worker once, whatever its roles, by name."""
+    return sorted(
+        {worker.worker.worker_id: worker.load for pool in fleet.pools for worker in pool.workers}.items(),
+        key=lambda item: item[0],
+    )
+
+
+def _table(title: str, labels: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", padding=(0, 1))
+    for label in labels:
+        table.add_column(label, no_wrap=True)
+    for number in numbers:
+        table.add_column(number, justify="right")
+    return table
+
+
+def _numbers(*values: int) -> tuple[str, ...]:
+    return tuple(f"{value:,}" for value in values)
