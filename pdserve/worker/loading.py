@@ -36,7 +36,8 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
         max_step_samples=worker.max_batch_size,
     )
     loaded = load_engine(config, _progress())
-    logger.info("memory:\n%s", loaded.memory_report())
+    for line in loaded.memory_report().splitlines():
+        logger.info("%s", line)
     return loaded
 
 
