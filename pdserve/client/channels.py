@@ -85,8 +85,9 @@ def aio_server(
     return grpc.aio.server(options=server_options(keepalive), interceptors=interceptors)
 
 
-def sync_server(max_threads: int, keepalive: Keepalive = KEEPALIVE) -> grpc.Server:
-    pool = ThreadPoolExecutor(max_threads, thread_name_prefix="grpc-server")
+def sync_server(threads: int | ThreadPoolExecutor, keepalive: Keepalive = KEEPALIVE) -> grpc.Server:
+    """`threads`: how many, or a pool that the caller shuts down after the server (which leaves its threads behind)."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc-server") if isinstance(threads, int) else threads
     return grpc.server(pool, options=server_options(keepalive))
 
 

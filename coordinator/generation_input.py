@@ -1,0 +1,73 @@
+"""A client's request before it is checked, the same whichever API it came through. Decides nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    param: str = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """`token_ids` as the client sent them; `param` names the list in error messages."""
+
+    token_ids: Sequence[object]
+    param: str = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """OpenAI's messages, each still as the client sent it."""
+
+    messages: Sequence[object]
+    param: str = "messages"
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInput:
+    """Sampling fields as the client sent them; None takes the default. Unchecked, hence `object`."""
+
+    max_tokens: object = None
+    max_tokens_param: str = "max_tokens"
+    temperature: object = None
+    top_k: object = None
+    top_p: object = None
+    min_p: object = None
+    presence_penalty: object = None
+    frequency_penalty: object = None
+    repetition_penalty: object = None
+    logit_bias: object = None
+    min_tokens: object = None
+    seed: object = None
+    stop_token_ids: object = None
+    ignore_eos: object = None
+    stop: object = None
+    logprobs: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationInput:
+    """`n` choices of each prompt; choices are numbered prompt by prompt. `arrival_s` reads `time.monotonic`.
+
+    `unsupported` names fields the API knows, the client set, and nothing implements.
+    """
+
+    prompts: tuple[Prompt, ...]
+    arrival_s: float
+    model: str = ""
+    sampling: SamplingInput = field(default_factory=SamplingInput)
+    n: object = None
+    echo: object = None
+    timeout_s: float | None = None
+    tenant: str = "default"
+    request_class: str = ""
+    adapter: str = ""
+    cache_salt: str = ""
+    label: str = ""
+    unsupported: tuple[str, ...] = ()

@@ -1,0 +1,171 @@
+"""Sending a generation to an HTTP client, streamed or whole, and noticing that the client has gone."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.generation import ChoiceDelta, ChoiceEnd, Generation
+from coordinator.http_api.answers import Answer
+from coordinator.http_api.errors import error_body, error_response, to_json
+from coordinator.http_api.formats import AnswerFormat, Totals
+from pdserve.core.errors import ErrorReason, PdserveError
+
+DONE = b"data: [DONE]\n\n"
+UNREAD_GRACE_S = 5.0
+"""How long past its deadline a stream may hang on a client that does not read."""
+
+T = TypeVar("T")
+
+OpenGeneration = AbstractAsyncContextManager[Generation]
+MakeFormat = Callable[[Generation], AnswerFormat]
+
+
+class ClientGone(Exception):
+    """The client hung up; there is nobody to answer."""
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[object, object, T]) -> T:
+    """Run `work`, cancelling it as soon as the client hangs up.
+
+    `receive` must have delivered the whole body.
+
+    Raises:
+        ClientGone: the client hung up first.
+    """
+    task, watch = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def whole_answer(opening: OpenGeneration, make_format: MakeFormat) -> str:
+    """Run a generation to its end and return the JSON of its answer."""
+    async with opening as generation:
+        texts = [""] * generation.num_choices
+        ends: list[ChoiceEnd] = []
+        totals = Totals(generation.num_prompt_tokens)
+        async for event in generation:
+            if isinstance(event, ChoiceDelta):
+                texts[event.choice] += event.text
+            else:
+                ends.append(event)
+                totals.add(event)
+        ends.sort(key=lambda end: end.choice)
+        return make_format(generation).whole(texts, ends, totals.answer()).to_json()
+
+
+class EventStream(Response):
+    """Server-sent events of one generation, [DONE] last.
+
+    A failure before the first token is an ordinary error response; a later one is an event `{"error": …}`, after which
+    the stream ends without [DONE]. Each event is awaited, so a slow reader leaves the generation's streams unread.
+    """
+
+    def __init__(
+        self, opening: OpenGeneration, make_format: MakeFormat, include_usage: bool, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._opening = opening
+        self._make_format = make_format
+        self._include_usage = include_usage
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        events = _EventSender(send, self.raw_headers)
+        try:
+            await until_disconnect(receive, self._run(events))
+        except ClientGone:
+            return
+        except PdserveError as error:
+            if events.started:
+                await events.last(_error_event(error))
+            else:
+                await error_response(error)(scope, receive, send)
+        except asyncio.CancelledError:
+            await events.broken_off(PdserveError(ErrorReason.DRAINING, "the server is stopping"))
+            raise
+        except Exception:
+            await events.broken_off(PdserveError(ErrorReason.INTERNAL, "internal error"))
+            raise
+
+    async def _run(self, events: "_EventSender") -> None:
+        async with self._opening as generation:
+            try:
+                async with asyncio.timeout(generation.deadline_s - self._clock() + UNREAD_GRACE_S):
+                    await self._send_all(events, generation)
+            except TimeoutError:
+                # Nothing more can be said to a client that reads nothing.
+                raise ClientGone from None
+
+    async def _send_all(self, events: "_EventSender", generation: Generation) -> None:
+        answers = self._make_format(generation)
+        totals = Totals(generation.num_prompt_tokens)
+        introduced: set[int] = set()
+        async for event in generation:
+            if event.choice not in introduced:
+                introduced.add(event.choice)
+                await events.answer(answers.first_chunk(event.choice))
+            if isinstance(event, ChoiceDelta):
+                await events.answer(answers.delta_chunk(event))
+            else:
+                totals.add(event)
+                await events.answer(answers.end_chunk(event))
+        if self._include_usage:
+            await events.answer(answers.usage_chunk(totals.answer()))
+        await events.last(DONE)
+
+
+class _EventSender:
+    """One response: its head goes out with the first event, even one that has nothing to show."""
+
+    def __init__(self, send: Send, raw_headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._raw_headers = raw_headers
+        self.started = False
+
+    async def answer(self, answer: Answer | None) -> None:
+        await self._start()
+        if answer is not None:
+            body = _event(answer.to_json().encode())
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def last(self, body: bytes) -> None:
+        await self._start()
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def broken_off(self, error: PdserveError) -> None:
+        """If the stream had begun, tell the client why it ends, unless that takes too long."""
+        if self.started:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self.last(_error_event(error))
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._raw_headers})
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def _error_event(error: PdserveError) -> bytes:
+    return _event(to_json(error_body(error)))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,176 @@
+"""The coordinator's process: text model, scheduling, APIs and health, from start to the end of the drain. No torch."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator.auth import authenticator_for
+from coordinator.generator import Generator
+from coordinator.grpc_api import InferenceService
+from coordinator.http_api.app import build_http_app
+from coordinator.http_api.server import HttpServer, serve_http
+from coordinator.scheduling import Scheduling, build_scheduling
+from coordinator.served_model import ServedModels, TextModel, load_text_model
+from pdserve.client.channels import aio_server, bind
+from pdserve.core.ids import new_incarnation
+from pdserve.core.model_fetch import resolve_model
+from pdserve.core.model_files import open_model_files
+from pdserve.core.model_files.files import fingerprint
+from pdserve.core.model_info import ModelInfo
+from pdserve.serving.settings import Settings
+from pdserve.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
+STOP_GRACE_S = 2.0
+HEALTH_RECHECK_S = 1.0
+
+Ready = Callable[[dict[str, object]], None]
+
+logger = logging.getLogger(__name__)
+
+
+def run(settings: Settings, ready: Ready) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the drain short.
+
+    Args:
+        ready: told {"grpc_port", "http_port"} once, when both are open.
+
+    Returns:
+        The process's exit code, 0.
+
+    Raises:
+        PdserveError: the model cannot be found or is not supported.
+        OSError: a port is taken.
+    """
+    model = load_model(settings)
+    return uvloop.run(CoordinatorProcess(settings, model).serve(ready))
+
+
+def load_model(settings: Settings) -> TextModel:
+    """Tokenizer, template and config of the model that `settings` names; no weights."""
+    path = resolve_model(settings.model.source, settings.cache_dir)
+    files = open_model_files(path)
+    info = ModelInfo(
+        name=settings.model.served_name or Path(settings.model.source).name,
+        fingerprint=fingerprint(files, settings.model.dtype),
+        architecture=files.config.architecture,
+        dtype=settings.model.dtype,
+        vocab_size=files.config.vocab_size,
+        context_length=files.config.context_length,
+        eos_token_ids=files.config.eos_token_ids,
+    )
+    return load_text_model(info, files, created_s=int(path.stat().st_mtime))
+
+
+class _Health(Protocol):
+    """grpc_health's asyncio servicer, which has no types."""
+
+    async def set(self, service: str, status: int) -> None: ...
+
+    async def enter_graceful_shutdown(self) -> None: ...
+
+
+def _health_servicer() -> _Health:
+    return health.aio.HealthServicer()  # type: ignore[no-any-return] # pyright: ignore
+
+
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    grpc: grpc.aio.Server
+    grpc_port: int
+    health: _Health
+    http: HttpServer
+
+
+class CoordinatorProcess:
+    """One coordinator on the running event loop."""
+
+    def __init__(self, settings: Settings, model: TextModel) -> None:
+        self._settings = settings
+        self._model = model
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drain; asked again: don't wait for streams."""
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    async def serve(self, ready: Ready) -> int:
+        """Returns once everything is closed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        scheduling = build_scheduling(
+            frozenset({self._model.info.name}),
+            self._settings.coordinator,
+            self._settings.transfer.transports,
+            new_incarnation(),
+        )
+        generator = Generator(
+            ServedModels([self._model]), scheduling.dispatcher, self._settings.coordinator, scheduling.metrics
+        )
+        servers = await self._open(scheduling, generator)
+        watcher = asyncio.create_task(self._keep_health(servers.health, scheduling), name="health")
+        try:
+            ready({"grpc_port": servers.grpc_port, "http_port": servers.http.port})
+            await self._stop.wait()
+        finally:
+            watcher.cancel()
+            await self._close(scheduling, servers)
+            generator.close()
+        return 0
+
+    async def _open(self, scheduling: Scheduling, generator: Generator) -> _Servers:
+        settings = self._settings.coordinator
+        authenticator = authenticator_for(settings.api_keys)
+        server = aio_server()
+        servicer = _health_servicer()
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(generator, authenticator), server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(scheduling.fleet_service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        reflection.enable_server_reflection((INFERENCE, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        grpc_port = bind(server.add_insecure_port, settings.host, settings.grpc_port)
+        app = build_http_app(generator, authenticator, scheduling.metrics.registry)
+        http = await serve_http(app, settings.host, settings.http_port)
+        await server.start()
+        logger.info("serving HTTP on port %d and gRPC on port %d", http.port, grpc_port)
+        return _Servers(server, grpc_port, servicer, http)
+
+    async def _keep_health(self, servicer: _Health, scheduling: Scheduling) -> None:
+        """Ready is: a sequence would be taken in. Stalls show by the clock alone, hence the recheck."""
+        while True:
+            changed = scheduling.fleet.changes.next()
+            is_ready = scheduling.dispatcher.is_ready(self._model.info.name)
+            status = health_pb2.HealthCheckResponse
+            for name in ("", INFERENCE):
+                await servicer.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+            await asyncio.wait((changed,), timeout=HEALTH_RECHECK_S)
+
+    async def _close(self, scheduling: Scheduling, servers: _Servers) -> None:
+        """Refuse the new, wait for the old, end what is left, then close: nobody's stream is cut without a word."""
+        drain_s = self._settings.coordinator.drain_s
+        logger.info("draining for up to %.0f s", drain_s)
+        began_s = time.monotonic()
+        scheduling.dispatcher.begin_drain()
+        await servers.health.enter_graceful_shutdown()
+        idle = asyncio.create_task(scheduling.dispatcher.wait_idle(drain_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((idle, hurry), return_when=asyncio.FIRST_COMPLETED)
+        for task in (idle, hurry):
+            task.cancel()
+        await scheduling.dispatcher.close()
+        await servers.http.stop(STOP_GRACE_S)
+        await scheduling.close()
+        await servers.grpc.stop(STOP_GRACE_S)
+        logger.info("stopped after %.1f s", time.monotonic() - began_s)

@@ -1,0 +1,1 @@
+"""Everything that looks at text: chat templates, prompts, streaming detokenisation, stop strings."""

