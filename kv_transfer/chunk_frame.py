@@ -1,0 +1,103 @@
+"""The frame around a chunk's bytes: 48-byte little-endian header, checksum, payload. Knows no transfer's state.
+
+The layout is written down in proto/pdserve/v1/kv_transfer.proto. The checksum covers the payload and, through its
+seed, the header before it.
+"""
+
+import struct
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import xxhash
+
+from kv_transfer.messages import broken
+
+MAGIC = b"PDKV"
+VERSION = 1
+
+_FIELDS = struct.Struct("<4sHHQIIIIII")
+_CHECKSUM = struct.Struct("<Q")
+
+HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """Where a payload belongs. `first_block` counts the transfer's blocks, not a pool's; `byte_offset` is within it."""
+
+    transfer_id: int
+    epoch: int
+    sequence: int
+    first_block: int
+    byte_offset: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """`num_bytes` bytes from `byte_offset` of block `first_block` on: whole blocks, or a part of one."""
+
+    first_block: int
+    byte_offset: int
+    num_blocks: int
+    num_bytes: int
+
+
+def chunk_spans(first_block: int, num_blocks: int, block_bytes: int, chunk_bytes: int) -> Iterator[ChunkSpan]:
+    """Cut blocks into spans of at most `chunk_bytes`: several blocks together if they fit, else one block in parts."""
+    end = first_block + num_blocks
+    if block_bytes > chunk_bytes:
+        for block in range(first_block, end):
+            for offset in range(0, block_bytes, chunk_bytes):
+                yield ChunkSpan(block, offset, 1, min(chunk_bytes, block_bytes - offset))
+        return
+    step = chunk_bytes // block_bytes
+    for block in range(first_block, end, step):
+        count = min(step, end - block)
+        yield ChunkSpan(block, 0, count, count * block_bytes)
+
+
+def encode(header: ChunkHeader, pages: Seq[memoryview]) -> bytes:
+    """One frame of the contiguous `pages`, in order; each byte is copied once."""
+    length = sum(page.nbytes for page in pages)
+    fields = _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        0,
+        header.transfer_id,
+        header.epoch,
+        header.sequence,
+        header.first_block,
+        header.byte_offset,
+        header.num_blocks,
+        length,
+    )
+    return b"".join((fields, _CHECKSUM.pack(_checksum(fields, pages)), *pages))
+
+
+def decode(frame: bytes) -> tuple[ChunkHeader, memoryview]:
+    """The header, and the payload without a copy.
+
+    Raises:
+        PdserveError: TRANSFER_FAILED: not a frame of this version, or a bit of it changed on the way.
+    """
+    if len(frame) < HEADER_BYTES:
+        raise broken(f"a chunk of {len(frame)} bytes is shorter than its header of {HEADER_BYTES}")
+    magic, version, flags, *numbers, length = _FIELDS.unpack_from(frame)
+    if magic != MAGIC or version != VERSION or flags != 0:
+        raise broken(f"unknown chunk: magic {magic.hex()}, version {version}, flags {flags}")
+    view = memoryview(frame)
+    payload = view[HEADER_BYTES:]
+    if payload.nbytes != length:
+        raise broken(f"a chunk holds {payload.nbytes} bytes where its header says {length}")
+    if _checksum(view[: _FIELDS.size], (payload,)) != _CHECKSUM.unpack_from(frame, _FIELDS.size)[0]:
+        raise broken("a chunk's checksum does not match its bytes")
+    return ChunkHeader(*numbers), payload
+
+
+def _checksum(fields: bytes | memoryview, pages: Seq[memoryview]) -> int:
+    digest = xxhash.xxh3_64(seed=xxhash.xxh3_64_intdigest(fields))
+    for page in pages:
+        digest.update(page)
+    return digest.intdigest()
