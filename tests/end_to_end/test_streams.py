@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.client.inference import Delta, GenerateOptions
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.sampling import FinishReason
-from tests.support.fleet import COLOCATED, DISAGGREGATED, Fleet, Output, run_fleet
+from tests.support.fleet import COLOCATED, DISAGGREGATED, Output, cancel_after, run_fleet
 from tests.support.oracle import build_oracle, oracle_greedy
 
 VOCAB = 300
@@ -19,17 +18,6 @@ TOPOLOGIES = pytest.mark.parametrize("roles", [DISAGGREGATED, COLOCATED], ids=["
 
 def prompt_of(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB), k=length)
-
-
-async def cancel_after(fleet: Fleet, prompt: Sequence[int], num_tokens: int, **options: object) -> None:
-    """Read `num_tokens` tokens (0: none) and hang up."""
-    stream = fleet.client.generate(prompt, GenerateOptions(**options))  # type: ignore[arg-type]
-    received = 0
-    async for event in stream:
-        received += len(event.token_ids) if isinstance(event, Delta) else 0
-        if received >= num_tokens:
-            break
-    await stream.aclose()  # type: ignore[attr-defined]
 
 
 @TOPOLOGIES

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +180,17 @@ class Fleet:
             service.send_signal(signal.SIGCONT)
             service.send_signal(signal.SIGKILL)
             await service.exited
+
+
+async def cancel_after(fleet: Fleet, prompt: Sequence[int], num_tokens: int, **options: object) -> None:
+    """Read `num_tokens` tokens (0: none) and hang up."""
+    stream = fleet.client.generate(prompt, GenerateOptions(**options))  # type: ignore[arg-type]
+    received = 0
+    async for event in stream:
+        received += len(event.token_ids) if isinstance(event, Delta) else 0
+        if received >= num_tokens:
+            break
+    await stream.aclose()  # type: ignore[attr-defined]
 
 
 def live_workers(status: fleet_pb2.FleetStatus) -> dict[str, fleet_pb2.WorkerStatus]:

@@ -5,10 +5,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+import pytest
+
 from coordinator.scheduling import Scheduling, build_scheduling
 from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceStream, TokenDelta
 from coordinator.workers import Role, WorkerState
 from pdserve.client.channels import aio_server, bind
+from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import new_incarnation
 from pdserve.core.sampling import SamplingParams
 from pdserve.serving.settings import CoordinatorSettings
@@ -110,3 +113,19 @@ async def scheduling_rig(**settings: object) -> AsyncIterator[Rig]:
         for worker in list(rig.workers.values()):
             await worker.kill()
         await server.stop(None)
+
+
+async def pair(rig: Rig, num_blocks: int = 256) -> tuple[ScriptedWorker, ScriptedWorker]:
+    return await rig.add("p0", "prefill", num_blocks), await rig.add("d0", "decode", num_blocks)
+
+
+async def first_delta(stream: SequenceStream) -> TokenDelta:
+    event = await anext(aiter(stream))
+    assert isinstance(event, TokenDelta)
+    return event
+
+
+async def failure(stream: SequenceStream) -> ErrorReason:
+    with pytest.raises(PdserveError) as caught:
+        await read_all(stream)
+    return caught.value.reason

@@ -90,12 +90,13 @@ class ScriptedWorker:
         self.cancels: list[SequenceId] = []
         self.num_heartbeats = 0
         self.num_sent = 0
+        self.num_asked = 0
         self.num_prefill_tokens = 0
         self.step_count = 0
         self.has_work = False
         self.draining = False
         self.max_reserved = 0
-        self.heartbeat_seen = asyncio.Event()
+        self.decode_began = asyncio.Event()
         self._ledger_version = 1
         self._next_reservation = 1
         self._peers = peers
@@ -236,7 +237,6 @@ class ScriptedWorker:
     def _handle(self, command: worker_pb2.PrefillCommand | worker_pb2.DecodeCommand) -> None:
         if command.HasField("heartbeat"):
             self.num_heartbeats += 1
-            self.heartbeat_seen.set()
         elif command.HasField("cancel"):
             self.cancel(
                 sequence_id_from_proto(command.cancel.request_id), isinstance(command, worker_pb2.DecodeCommand)
@@ -293,6 +293,7 @@ class ScriptedWorker:
     # --- decode -------------------------------------------------------------------------------------------------------
 
     async def reserve(self, request: worker_pb2.ReserveRequest) -> worker_pb2.ReserveResponse:
+        self.num_asked += 1
         await self.script.reserve.wait()
         needed, free = blocks_for_tokens(request.num_tokens_max, BLOCK_SIZE), self.num_blocks - self.num_reserved
         if needed > free:
@@ -342,6 +343,7 @@ class ScriptedWorker:
             self.decoding[sequence_id] = asyncio.create_task(self._decode(sequence_id, submit))
 
     async def _decode(self, sequence_id: SequenceId, submit: worker_pb2.DecodeSubmit) -> None:
+        self.decode_began.set()
         sampling, finish, index = sampling_from_proto(submit.sampling), None, 0
         prompt = tuple(submit.token_ids[: submit.num_prompt_tokens])
         while finish is None:

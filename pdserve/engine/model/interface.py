@@ -1,0 +1,47 @@
+"""What the runner needs of a model family, and the loader of a model that is still empty."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pdserve.core.model_files import ModelConfig
+from pdserve_kernels.interface import Kernels, PagedStep
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInput:
+    """One step's rows, padding included. `sample_rows` are the rows whose logits are wanted, padded likewise."""
+
+    token_ids: Tensor
+    positions: Tensor
+    sample_rows: Tensor
+    step: PagedStep
+
+
+class Model(Protocol):
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def destinations(self) -> dict[str, Tensor]:
+        """Hugging Face name → where the loader must write that tensor. Each is written exactly once."""
+        ...
+
+    def freeze(self) -> None:
+        """All weights are in place: prepare for `forward`."""
+        ...
+
+    def forward(self, rows: ForwardInput) -> Tensor:
+        """Write all rows' KV and return fp32 logits, [len(sample_rows), vocab_size]."""
+        ...
+
+
+ModelFactory = Callable[[ModelConfig, torch.dtype, torch.device, Kernels], Model]

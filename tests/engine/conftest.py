@@ -1,0 +1,9 @@
+"""One compute thread: the suite's workers share few cores."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
