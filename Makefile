@@ -13,7 +13,7 @@ MODEL := $(PDSERVE_CACHE_DIR)/models/smollm2-135m-instruct/model.gguf
 PROTOS := $(sort $(wildcard proto/pdserve/v1/*.proto))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check format proto proto-check clean
+.PHONY: help setup serve test test-slow check format proto proto-check settings-docs clean
 
 help:
 	@echo 'make setup      create .venv, install pinned dependencies, fetch the model'
@@ -23,6 +23,7 @@ help:
 	@echo 'make check      formatting, lint, types, import contracts, generated code'
 	@echo 'make format     format and fix what can be fixed'
 	@echo 'make proto      regenerate pdserve/v1 from proto/'
+	@echo 'make settings-docs  rewrite docs/settings.md'
 	@echo 'make clean      remove .venv and caches of tools (not the model)'
 
 setup: $(DEPS) $(MODEL)
@@ -67,6 +68,9 @@ generate = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) grpc_tools.protoc -I proto
 proto: $(DEPS)
 	rm -f pdserve/v1/*_pb2*.py pdserve/v1/*_pb2*.pyi
 	$(call generate,.)
+
+settings-docs: $(DEPS)
+	$(RUN) pdserve.serving.settings_docs > docs/settings.md
 
 proto-check: $(DEPS)
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call generate,"$$fresh") \

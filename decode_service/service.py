@@ -12,7 +12,14 @@ from decode_service.stage import DecodeJob, DecodeStage
 from pdserve.client.errors import abort_with
 from pdserve.client.wire import sampling_from_proto, sequence_id_from_proto
 from pdserve.core.errors import PdserveError
-from pdserve.engine.events import Event, SequenceFailed, SequenceReleased, SequenceTransferred, TokenSampled
+from pdserve.engine.events import (
+    Event,
+    SequenceFailed,
+    SequenceReleased,
+    SequenceTransferred,
+    StageSnapshot,
+    TokenSampled,
+)
 from pdserve.engine.ledger import Demand, Denied, ReservationLedger
 from pdserve.engine.step_loop import EngineThread
 from pdserve.serving.load import StageLoad, WorkerTotals
@@ -34,6 +41,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     ) -> None:
         self._ledger = ledger
         self._stage = stage
+        self._snapshot = StageSnapshot()
         self._outputs = OutputStreams(incarnation, lambda: engine.step_count, self._coordinator_left)
         self.requests = DecodeRequests(ledger, engine, stage, self._outputs.put_error, ledger_changed)
 
@@ -99,8 +107,9 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
 
     # --- from the engine ----------------------------------------------------------------------------------------------
 
-    def handle_events(self, events: Seq[Event]) -> None:
+    def handle_turn(self, events: Seq[Event], snapshot: StageSnapshot) -> None:
         """What one turn of the engine produced; on the event loop."""
+        self._snapshot = snapshot
         for event in events:
             match event:
                 case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent):
@@ -117,12 +126,12 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
 
     def load(self) -> StageLoad:
         """What this stage holds now; on the event loop."""
-        stage, totals = self._stage, self._stage.totals
+        now, totals = self._snapshot, self._stage.totals
         return StageLoad(
-            num_waiting=stage.num_waiting,
-            num_running=stage.num_running,
+            num_waiting=now.num_waiting,
+            num_running=now.num_running,
             num_transferring=self.requests.num_receiving,
-            num_running_tokens=stage.num_running_tokens,
+            num_running_tokens=now.num_running_tokens,
             decode_tokens_per_s=totals.num_tokens / totals.decode_s if totals.decode_s > 0 else 0.0,
             totals=WorkerTotals(
                 decode_tokens=totals.num_tokens,

@@ -21,7 +21,7 @@ from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import SamplingParams, finish_reason_after
 from pdserve.engine.block_pool import Owner, OwnerKind
-from pdserve.engine.events import Durations, Event, SequenceFailed, SequenceReleased, TokenSampled
+from pdserve.engine.events import Durations, Event, SequenceFailed, SequenceReleased, StageSnapshot, TokenSampled
 from pdserve.engine.sequence import Chunk, Sampled, Sequence
 from pdserve.engine.step_loop import StageResources
 
@@ -132,17 +132,13 @@ class DecodeStage:
     def has_work(self) -> bool:
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
-    @property
-    def num_running(self) -> int:
-        return self._scheduler.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
-
-    @property
-    def num_running_tokens(self) -> int:
-        return sum(e.sequence.num_tokens for e in self._entries.values() if e.sequence is not None)
+    def snapshot(self) -> StageSnapshot:
+        sequences = (entry.sequence for entry in self._entries.values())
+        return StageSnapshot(
+            num_waiting=self._scheduler.num_waiting,
+            num_running=self._scheduler.num_running,
+            num_running_tokens=sum(sequence.num_tokens for sequence in sequences if sequence is not None),
+        )
 
     def plan(self, now_s: float) -> list[Chunk]:
         self._expire(now_s)

@@ -80,7 +80,7 @@ class GrpcKvReceiver:
         return self._transfers.stats
 
     def close(self, grace_s: float = 1.0) -> None:
-        """Refuse new calls, give running ones `grace_s`, abort what is open. Threads end as their last writes return."""
+        """Refuse new calls, give running ones `grace_s`, abort what is open; threads end as last writes return."""
         self._stopping.set()
         self._server.stop(grace_s).wait()
         self._transfers.close()

@@ -11,7 +11,14 @@ from kv_transfer.interfaces import KvSender, OutboundEnd, OutboundTransfer, Peer
 from pdserve.client.wire import kv_layout_from_proto, sampling_from_proto, sequence_id_from_proto
 from pdserve.core.errors import PdserveError
 from pdserve.core.reservation import blocks_for_tokens
-from pdserve.engine.events import Event, SequenceFailed, SequenceReleased, SequenceTransferred, TokenSampled
+from pdserve.engine.events import (
+    Event,
+    SequenceFailed,
+    SequenceReleased,
+    SequenceTransferred,
+    StageSnapshot,
+    TokenSampled,
+)
 from pdserve.engine.ledger import ReservationLedger
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step_loop import EngineThread
@@ -40,6 +47,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._block_size = ledger.block_size
         self._engine = engine
         self._stage = stage
+        self._snapshot = StageSnapshot()
         self._sender = sender
         self._outputs = OutputStreams(incarnation, lambda: engine.step_count, self._coordinator_left)
         self.requests = PrefillRequests(ledger, engine, stage, self._outputs.put_error, local_decode)
@@ -101,8 +109,9 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
 
     # --- from the engine ----------------------------------------------------------------------------------------------
 
-    def handle_events(self, events: Seq[Event]) -> None:
+    def handle_turn(self, events: Seq[Event], snapshot: StageSnapshot) -> None:
         """What one turn of the engine produced; on the event loop."""
+        self._snapshot = snapshot
         for event in events:
             match event:
                 case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent):
@@ -122,12 +131,12 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
 
     def load(self) -> StageLoad:
         """What this stage holds now; on the event loop."""
-        stage, totals = self._stage, self._stage.totals
+        now, totals = self._snapshot, self._stage.totals
         return StageLoad(
-            queued_prefill_tokens=stage.num_queued_tokens + self.requests.num_waiting_tokens,
-            num_waiting=stage.num_waiting + self.requests.num_waiting,
-            num_running=stage.num_running,
-            num_transferring=stage.num_transferring,
+            queued_prefill_tokens=now.num_queued_tokens + self.requests.num_waiting_tokens,
+            num_waiting=now.num_waiting + self.requests.num_waiting,
+            num_running=now.num_running,
+            num_transferring=now.num_transferring,
             prefill_tokens_per_s=totals.num_tokens / totals.compute_s if totals.compute_s > 0 else 0.0,
             totals=WorkerTotals(
                 prefill_tokens=totals.num_tokens,

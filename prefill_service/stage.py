@@ -26,6 +26,7 @@ from pdserve.engine.events import (
     SequenceFailed,
     SequenceReleased,
     SequenceTransferred,
+    StageSnapshot,
     TokenSampled,
 )
 from pdserve.engine.sequence import Chunk, Sampled, Sequence
@@ -137,21 +138,15 @@ class PrefillStage:
     def has_work(self) -> bool:
         return len(self._scheduler) > 0
 
-    @property
-    def num_queued_tokens(self) -> int:
-        return self._scheduler.num_queued_tokens
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(prompt.computing and prompt.begin_s is None for prompt in self._prompts.values())
-
-    @property
-    def num_running(self) -> int:
-        return sum(prompt.computing and prompt.begin_s is not None for prompt in self._prompts.values())
-
-    @property
-    def num_transferring(self) -> int:
-        return sum(not prompt.computing for prompt in self._prompts.values())
+    def snapshot(self) -> StageSnapshot:
+        computing = [prompt for prompt in self._prompts.values() if prompt.computing]
+        num_waiting = sum(prompt.begin_s is None for prompt in computing)
+        return StageSnapshot(
+            num_waiting=num_waiting,
+            num_running=len(computing) - num_waiting,
+            num_transferring=len(self._prompts) - len(computing),
+            num_queued_tokens=self._scheduler.num_queued_tokens,
+        )
 
     def plan(self, now_s: float) -> list[Chunk]:
         self._expire(now_s)

@@ -53,4 +53,15 @@ class SequenceReleased:
     sequence_id: SequenceId
 
 
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """What a stage holds at the end of a turn, for other threads to read."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_transferring: int = 0
+    num_queued_tokens: int = 0
+    num_running_tokens: int = 0
+
+
 Event = TokenSampled | SequenceFailed | SequenceTransferred | SequenceReleased

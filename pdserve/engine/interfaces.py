@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from pdserve.core.model_info import KvLayout
-from pdserve.engine.events import Event
+from pdserve.engine.events import Event, StageSnapshot
 from pdserve.engine.sequence import Chunk, Sampled
 
 
@@ -39,6 +39,10 @@ class Stage(Protocol):
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
+        ...
+
+    def snapshot(self) -> StageSnapshot:
+        """What it holds now."""
         ...
 
 

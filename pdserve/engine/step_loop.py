@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.events import Event
+from pdserve.engine.events import Event, StageSnapshot
 from pdserve.engine.interfaces import Runner, Stage
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,10 @@ class StageResources:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the loop: commands were handled, and perhaps a step was run. `events` by stage, in their order."""
+    """One turn of the loop: commands were handled, and perhaps a step was run. Both by stage, in their order."""
 
     events: tuple[list[Event], ...]
-    step_count: int
-    has_work: bool
+    snapshots: tuple[StageSnapshot, ...]
 
 
 @dataclass(slots=True)
@@ -104,7 +103,7 @@ class EngineThread:
             while self._drain_inbox():
                 if self.has_work:
                     self.step()
-                self.publish(Turn(tuple(stage.take_events() for stage in self.stages), self.step_count, self.has_work))
+                self.publish(self._turn())
         except BaseException as error:
             logger.critical("the engine thread ends", exc_info=error)
             self.on_crash(error)
@@ -121,6 +120,10 @@ class EngineThread:
                 return False
             function()
             wait = False
+
+    def _turn(self) -> Turn:
+        events = tuple(stage.take_events() for stage in self.stages)
+        return Turn(events, tuple(stage.snapshot() for stage in self.stages))
 
     def step(self) -> None:
         plans = [stage.plan(self.clock()) for stage in self.stages]

@@ -66,7 +66,9 @@ class OutputStreams:
         self, commands: AsyncIterator[CommandsT], handle: Callable[[CommandsT], None]
     ) -> AsyncIterator[worker_pb2.WorkerOutputs]:
         """Serve one Run call: its first message names the coordinator."""
-        first = await anext(aiter(commands))
+        first = await anext(aiter(commands), None)
+        if first is None:
+            return
         coordinator = first.coordinator_incarnation
         stream = self._open(coordinator)
         handle(first)

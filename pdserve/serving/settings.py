@@ -28,15 +28,18 @@ class ModelSettings(Section):
     dtype: Dtype = "bfloat16"
     """Of weights and KV: float32 where tests ask for exactness."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """cpu, cuda or cuda:N."""
 
 
 class CoordinatorSettings(Section):
     host: str = "127.0.0.1"
+    """Address to listen on."""
     http_port: Port = 8000
     """OpenAI API, /health and /metrics; 0 picks a free port."""
     grpc_port: Port = 50051
     """Inference and Fleet; 0 picks a free port."""
     max_queued_requests: Positive = 256
+    """Bound of the queue by requests (a request with n choices counts n)."""
     max_queued_tokens: Positive = 1_000_000
     """Bound of the queue by work: prompt + max_tokens of everything waiting."""
     default_max_tokens: Positive = 1024
@@ -44,9 +47,13 @@ class CoordinatorSettings(Section):
     default_deadline_s: Seconds = 600.0
     """From arrival, where a request names none."""
     max_deadline_s: Seconds = 3600.0
+    """A longer one asked for counts as this."""
     max_choices: Positive = 16
+    """n of one request, times its prompts."""
     max_body_bytes: Positive = 4 * 1024 * 1024
+    """Of one request; above it: 413."""
     max_stop_strings: Positive = 16
+    """Of one request."""
     max_unread_tokens: Positive = 256
     """A reader that falls this far behind ends as slow_consumer."""
     heartbeat_s: Seconds = 2.0
@@ -71,7 +78,9 @@ class WorkerSettings(Section):
     advertise_host: str = ""
     """Address that others reach; empty: `host`."""
     control_port: Port = 0
+    """Prefill and Decode RPCs; 0 picks a free port."""
     kv_port: Port = 0
+    """KvTransfer; 0 picks a free port."""
     threads: Positive = 1
     """Compute threads of the engine."""
     cores: tuple[int, ...] = ()
@@ -79,6 +88,7 @@ class WorkerSettings(Section):
     memory_budget_bytes: int = Field(default=0, ge=0)
     """For everything the worker holds; 0: a share of what is free at start."""
     memory_headroom_fraction: float = Field(default=0.1, ge=0.0, lt=0.9)
+    """Of the budget, kept free."""
     num_blocks: int = Field(default=0, ge=0)
     """KV blocks; 0: as many as the budget allows."""
     block_size: Positive = 16
@@ -88,6 +98,7 @@ class WorkerSettings(Section):
     lease_s: Seconds = 10.0
     """A reservation that nobody renews is freed after this long."""
     drain_s: Seconds = 30.0
+    """How long a stop waits for requests and transfers to end."""
 
 
 class PrefillSettings(Section):
@@ -106,15 +117,18 @@ class TransferSettings(Section):
     transports: tuple[Literal["local", "grpc"], ...] = ("local", "grpc")
     """Allowed ones, best first."""
     base_deadline_s: Seconds = 2.0
+    """For any transfer step, however few its bytes."""
     min_bytes_per_s: Positive = 20_000_000
     """Deadline of a transfer step = base + bytes / this rate."""
     chunk_bytes: Positive = 1024 * 1024
+    """Of one message of KV."""
     lease_s: Seconds = 10.0
     """An inbound transfer without progress is given up after this long."""
 
 
 class LaunchSettings(Section):
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    """Prefill and decode in processes of their own, or together."""
     prefill: Positive = 1
     """Prefill workers."""
     decode: Positive = 1
@@ -136,4 +150,6 @@ class Settings(Section):
     transfer: TransferSettings = TransferSettings()
     launch: LaunchSettings = LaunchSettings()
     cache_dir: Path = Path("~/.cache/pdserve")
+    """Where downloaded models are kept."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Of every process."""

@@ -6,8 +6,8 @@ Prepare → Ready | Busy → chunks → Commit → Done, or Abort.
 
 Over gRPC, chunks use `/pdserve.v1.KvTransfer/SendChunks` (client stream of raw bytes, answered by one ChunksAck),
 registered by hand with identity serialisers and therefore not declared below. One call carries the blocks of one
-prefill chunk; sequence numbers run on through a transfer's calls. One message is a 48-byte little-endian header and
-its payload:
+prefill chunk; sequence numbers run on through a transfer's calls. The call's metadata names the pair, in decimal:
+`pdserve-sender-incarnation` and `pdserve-epoch`. One message is a 48-byte little-endian header and its payload:
 
   offset size field
        0    4 magic "PDKV"
@@ -18,9 +18,9 @@ its payload:
       20    4 sequence: 0, 1, 2, … within the transfer
       24    4 first block: index into the transfer's blocks, not a pool's block id
       28    4 byte offset in that block (0 unless a block over 1 MiB is split)
-      32    4 number of blocks (1 when split)
+      32    4 number of blocks (1 when split; 0, without payload, only renews the lease)
       36    4 payload length
-      40    8 xxh3_64 of the payload
+      40    8 xxh3_64 of the payload, with the xxh3_64 of the 40 bytes before as its seed
 """
 
 from collections import abc as _abc

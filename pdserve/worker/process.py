@@ -71,14 +71,13 @@ class _Process:
         self._worker = build(self._parts)
         server = aio_server()
         self._worker.add_to_server(server)
-        health_servicer = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         port = bind(server.add_insecure_port, self._settings.host, self._settings.control_port)
         self._worker.engine.start()
         await server.start()
-        health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         await self._stay_in_fleets(port, ready)
-        health_servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._shut_down(server)
         return self._exit_code
 
@@ -94,6 +93,7 @@ class _Process:
                 tasks.create_task(self._keep(link))
             joined = tasks.create_task(self._announce_ready(ready))
             await self._stop.wait()
+            self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
             joined.cancel()
             if self._exit_code == 0:
                 await self._drain()
@@ -144,8 +144,8 @@ class _Process:
         self._loop.call_soon_threadsafe(self._dispatch, turn)
 
     def _dispatch(self, turn: Turn) -> None:
-        for service, events in zip(self._worker.services, turn.events, strict=True):
-            service.handle_events(events)
+        for service, events, snapshot in zip(self._worker.services, turn.events, turn.snapshots, strict=True):
+            service.handle_turn(events, snapshot)
         self._load_changed()
 
     def _engine_crashed(self, _: BaseException) -> None:
@@ -210,11 +210,14 @@ class _Process:
         return True
 
     async def _shut_down(self, server: grpc.aio.Server) -> None:
+        parts = self._parts
         for service in self._worker.services:
             service.close()
         await server.stop(grace=1.0)
         if self._exit_code != 1:
             await asyncio.to_thread(self._worker.engine.stop)
-            self._parts.pool.check_integrity()
+            parts.pool.check_integrity()
+        if self._num_requests == 0 and parts.pool.num_free_blocks != parts.pool.num_blocks:
+            raise RuntimeError(f"{parts.pool.num_blocks - parts.pool.num_free_blocks} blocks were lost")
         await asyncio.to_thread(self._worker.close)
-        logger.info("stopped with %d of %d blocks free", self._parts.pool.num_free_blocks, self._parts.pool.num_blocks)
+        logger.info("stopped with %d of %d blocks free", parts.pool.num_free_blocks, parts.pool.num_blocks)

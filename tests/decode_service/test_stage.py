@@ -10,7 +10,7 @@ from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import FinishReason, SamplingParams
 from pdserve.engine.block_pool import BlockPool, OwnerKind
-from pdserve.engine.events import Event, SequenceFailed, SequenceReleased, TokenSampled
+from pdserve.engine.events import Event, SequenceFailed, SequenceReleased, StageSnapshot, TokenSampled
 from pdserve.engine.step_loop import StageResources
 from tests.support.fake_engine import FakeRunner, expected_output
 
@@ -62,7 +62,7 @@ class Bench:
 
     def assert_empty(self) -> None:
         assert self.pool.num_free_blocks == self.pool.num_blocks
-        assert (self.stage.num_running, self.stage.num_waiting) == (0, 0)
+        assert self.stage.snapshot() == StageSnapshot()
         self.pool.check_integrity()
 
 
@@ -105,7 +105,7 @@ def test_sequences_join_and_leave_at_any_step_without_touching_each_other(
         for _ in range(gap):
             if bench.stage.has_work:
                 bench.step()
-                assert bench.stage.num_running <= max_batch_size
+                assert bench.stage.snapshot().num_running <= max_batch_size
     bench.run_until_idle()
     for job in jobs:
         assert bench.outputs[job.sequence_id] == expected_output(job.token_ids, job.sampling.max_tokens)[1:]

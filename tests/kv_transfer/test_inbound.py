@@ -145,6 +145,14 @@ def test_a_chunk_that_contradicts_the_transfer_ends_it(
     assert bench.store.pages[0] == bytes(SIZE)
 
 
+@pytest.mark.parametrize(("block", "count"), [(0, 1), (1, 1), (0, 2), (1, 2), (0, 3)])
+def test_a_block_that_comes_twice_ends_the_transfer(block: int, count: int, bench: Bench):
+    bench.prepare(1, 3)
+    bench.chunk(1, 0, 0, 2)
+    assert reason_of(bench.chunk, 1, 1, block, count) is ErrorReason.TRANSFER_FAILED
+    bench.host.check_all_free()
+
+
 def test_a_missing_block_is_never_committed(bench: Bench):
     bench.prepare(1, 2)
     bench.chunk(1, 0, 0)

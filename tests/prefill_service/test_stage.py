@@ -16,6 +16,7 @@ from pdserve.engine.events import (
     SequenceFailed,
     SequenceReleased,
     SequenceTransferred,
+    StageSnapshot,
     TokenSampled,
 )
 from pdserve.engine.sequence import Sampled, Sequence
@@ -77,7 +78,7 @@ class Bench:
     def assert_empty(self) -> None:
         assert self.pool.num_free_blocks == self.pool.num_blocks
         assert not self.stage.has_work
-        assert (self.stage.num_waiting, self.stage.num_running, self.stage.num_transferring) == (0, 0, 0)
+        assert self.stage.snapshot() == StageSnapshot()
         self.pool.check_integrity()
 
 

@@ -132,8 +132,8 @@ class BenchWorker:
         return cancelled
 
     def _dispatch(self, turn: Turn) -> None:
-        for service, events in zip(self.worker.services, turn.events, strict=True):
-            service.handle_events(events)
+        for service, events, snapshot in zip(self.worker.services, turn.events, turn.snapshots, strict=True):
+            service.handle_turn(events, snapshot)
         self._announce()
 
     def _announce(self) -> None:

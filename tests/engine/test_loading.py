@@ -1,0 +1,60 @@
+"""load_engine: one call from files to a runner."""
+
+import pytest
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.model_files import open_model_files
+from pdserve.core.model_files.files import fingerprint
+from pdserve.engine.loading import EngineConfig, load_engine
+from pdserve.engine.memory import MemoryLimits
+
+from tests.support.tiny_models import write_tiny_llama
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_tiny_llama(tmp_path / "tiny", context_length=128)
+
+
+def test_a_loaded_engine_says_what_it_is(source):
+    progress: list[tuple[int, int]] = []
+    config = EngineConfig(source, "tiny", dtype="float32", block_size=8, memory=MemoryLimits(num_blocks=12))
+    engine = load_engine(config, lambda done, total: progress.append((done, total)))
+    info, layout = engine.model_info, engine.paged_kv.layout
+    assert (info.name, info.architecture, info.dtype) == ("tiny", "LlamaForCausalLM", "float32")
+    assert (info.vocab_size, info.context_length, info.eos_token_ids) == (300, 128, (2,))
+    assert info.fingerprint == fingerprint(open_model_files(source), "float32")
+    assert (layout.dtype, layout.block_size, layout.num_layers, layout.num_kv_heads) == ("float32", 8, 2, 2)
+    assert engine.paged_kv.num_blocks == engine.plan.num_blocks == 12
+    assert progress[-1][0] == progress[-1][1] > 0
+    assert {"runtime", "weights", "KV cache", "workspace", "total"} <= engine.measured.keys()
+    assert "fewer than 4" in engine.memory_report()
+
+
+def test_weights_are_predicted_exactly(source):
+    engine = load_engine(EngineConfig(source, "tiny", dtype="float32", memory=MemoryLimits(num_blocks=64)))
+    stored = sum(tensor.num_bytes for tensor in open_model_files(source).stored_tensors())
+    rotary = 2 * 4 * 128 * 8
+    assert engine.plan.needs.weights == stored + rotary
+    assert "fewer than" not in engine.memory_report()
+
+
+def test_the_budget_decides_the_number_of_blocks(source):
+    small = load_engine(EngineConfig(source, "tiny", memory=MemoryLimits(budget_bytes=2 << 30)))
+    assert small.plan.total + small.plan.headroom <= 2 << 30
+    assert small.paged_kv.num_blocks == small.plan.num_blocks > 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "name"),
+    [
+        ({"memory": MemoryLimits(budget_bytes=1 << 20)}, ErrorReason.INVALID_ARGUMENT, "budget"),
+        ({"dtype": "int4"}, ErrorReason.UNSUPPORTED, "int4"),
+        ({"device": "cuda"}, ErrorReason.UNSUPPORTED, "cuda"),
+    ],
+)
+def test_impossible_wishes_are_refused_by_name(source, monkeypatch, fields, reason, name):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(PdserveError) as caught:
+        load_engine(EngineConfig(source, "tiny", **fields))
+    assert caught.value.reason is reason
+    assert name in caught.value.message
