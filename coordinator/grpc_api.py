@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import grpc.aio
 
 from coordinator.auth import Authenticator, Caller
-from coordinator.generation import ChoiceDelta, ChoiceEnd, Generation
-from coordinator.generation_input import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
-from coordinator.generator import Generator
+from coordinator.generation.generation import ChoiceDelta, ChoiceEnd, Generation
+from coordinator.generation.generator import Generator
+from coordinator.generation.inputs import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from coordinator.generation.served_model import TextModel
 from coordinator.sequences import SequenceTimings
-from coordinator.served_model import TextModel
 from pdserve.client.errors import abort_with
 from pdserve.client.wire import finish_reason_to_proto, model_info_to_proto, sequence_id_to_proto
 from pdserve.core.errors import ErrorReason, PdserveError, invalid

@@ -15,12 +15,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.auth import authenticator_for
-from coordinator.generator import Generator
+from coordinator.generation.generator import Generator
+from coordinator.generation.served_model import ServedModels, TextModel, load_text_model
 from coordinator.grpc_api import InferenceService
 from coordinator.http_api.app import build_http_app
 from coordinator.http_api.server import HttpServer, serve_http
-from coordinator.scheduling import Scheduling, build_scheduling
-from coordinator.served_model import ServedModels, TextModel, load_text_model
+from coordinator.scheduling.assembly import Scheduling, build_scheduling
 from pdserve.client.channels import aio_server, bind
 from pdserve.core.ids import new_incarnation
 from pdserve.core.model_fetch import resolve_model

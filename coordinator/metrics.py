@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from coordinator.generator import GenerationRecord
+from coordinator.fleet.values import WorkerLoad
+from coordinator.fleet.worker import Worker
+from coordinator.generation.generator import GenerationRecord
 from coordinator.sequences import SequencePhase, SequenceTimings
-from coordinator.worker import Worker
-from coordinator.workers import WorkerLoad
 
 _TOKEN_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 _PHASE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -9,16 +9,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from coordinator.auth import Authenticator
-from coordinator.generation import Generation
-from coordinator.generation_input import GenerationInput
-from coordinator.generator import Generator
+from coordinator.generation.generation import Generation
+from coordinator.generation.generator import Generator
+from coordinator.generation.inputs import GenerationInput
+from coordinator.generation.served_model import TextModel
 from coordinator.http_api.answers import ChatAnswer, CompletionAnswer, ModelAnswer, ModelListAnswer
 from coordinator.http_api.bodies import ChatBody, CompletionBody, chat_input, completion_input
 from coordinator.http_api.edge import Edge, EdgeMiddleware, edge_of
 from coordinator.http_api.errors import add_error_handlers, json_response
 from coordinator.http_api.formats import ChatFormat, CompletionFormat
 from coordinator.http_api.responses import ClientGone, EventStream, MakeFormat, until_disconnect, whole_answer
-from coordinator.served_model import TextModel
 
 OfRequest = Annotated[Edge, Depends(edge_of)]
 

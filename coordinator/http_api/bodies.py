@@ -10,7 +10,7 @@ from typing import Annotated, cast
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, WithJsonSchema
 
-from coordinator.generation_input import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from coordinator.generation.inputs import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
 from coordinator.http_api.edge import Edge
 from pdserve.core.errors import invalid
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from coordinator.generation import ChoiceDelta, ChoiceEnd, Generation
+from coordinator.generation.generation import ChoiceDelta, ChoiceEnd, Generation
 from coordinator.http_api.answers import (
     Answer,
     ChatAnswer,

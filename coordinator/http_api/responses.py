@@ -9,7 +9,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.generation import ChoiceDelta, ChoiceEnd, Generation
+from coordinator.generation.generation import ChoiceDelta, ChoiceEnd, Generation
 from coordinator.http_api.answers import Answer
 from coordinator.http_api.errors import error_body, error_response, to_json
 from coordinator.http_api.formats import AnswerFormat, Totals

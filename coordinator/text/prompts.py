@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from coordinator.generation_input import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from coordinator.served_model import TextModel
+from coordinator.generation.inputs import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from coordinator.generation.served_model import TextModel
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from coordinator.auth import authenticator_for
-from coordinator.generator import Generator
+from coordinator.generation.generator import Generator
 from coordinator.grpc_api import InferenceService
 from pdserve.client.channels import aio_channel, aio_server, bind
 from pdserve.client.errors import error_from_rpc

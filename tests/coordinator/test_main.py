@@ -118,7 +118,7 @@ async def test_what_does_not_end_in_time_gets_an_explicit_error(tmp_path: Path) 
         assert await asyncio.wait_for(run.task, WAIT_S) == 0
 
 
-@pytest.mark.parametrize("module", ["coordinator.main", "coordinator.dispatcher"])
+@pytest.mark.parametrize("module", ["coordinator.main", "coordinator.scheduling.dispatcher"])
 def test_the_coordinator_imports_no_torch(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'triton', 'kv_transfer') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from prometheus_client import generate_latest
 
-from coordinator.generator import GenerationRecord
+from coordinator.generation.generator import GenerationRecord
 from coordinator.metrics import Metrics
 from coordinator.sequences import SequencePhase, SequenceTimings
 from pdserve.core.errors import PdserveError

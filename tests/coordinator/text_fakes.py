@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from coordinator.generation import ChoiceDelta, ChoiceEnd
-from coordinator.generation_input import GenerationInput, SamplingInput, TextPrompt
-from coordinator.generator import GenerationRecord, Generator
+from coordinator.generation.generation import ChoiceDelta, ChoiceEnd
+from coordinator.generation.generator import GenerationRecord, Generator
+from coordinator.generation.inputs import GenerationInput, SamplingInput, TextPrompt
+from coordinator.generation.served_model import ServedModels, TextModel
 from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceTimings, TokenDelta
-from coordinator.served_model import ServedModels, TextModel
 from coordinator.text.chat_template import ChatTemplate
 from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId

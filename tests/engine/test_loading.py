@@ -1,12 +1,14 @@
 """load_engine: one call from files to a runner."""
 
 import pytest
+import torch
+
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import open_model_files
 from pdserve.core.model_files.files import fingerprint
 from pdserve.engine.loading import EngineConfig, load_engine
 from pdserve.engine.memory import MemoryLimits
-
+from pdserve.engine.memory_probe import resident_bytes
 from tests.support.tiny_models import write_tiny_llama
 
 
@@ -39,9 +41,10 @@ def test_weights_are_predicted_exactly(source):
 
 
 def test_the_budget_decides_the_number_of_blocks(source):
-    small = load_engine(EngineConfig(source, "tiny", memory=MemoryLimits(budget_bytes=2 << 30)))
-    assert small.plan.total + small.plan.headroom <= 2 << 30
-    assert small.paged_kv.num_blocks == small.plan.num_blocks > 1000
+    budget = resident_bytes(torch.device("cpu")) + (400 << 20)
+    engine = load_engine(EngineConfig(source, "tiny", memory=MemoryLimits(budget, headroom_fraction=0.0)))
+    assert budget - engine.paged_kv.layout.block_bytes < engine.plan.total <= budget
+    assert engine.paged_kv.num_blocks == engine.plan.num_blocks > 1000
 
 
 @pytest.mark.parametrize(

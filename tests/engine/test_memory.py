@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
 from pdserve.engine.memory import MemoryLimits, MemoryNeeds, plan_memory, render_plan

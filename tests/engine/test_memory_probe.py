@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 import torch
+
 from pdserve.engine.memory_probe import MemoryMeter, available_bytes, resident_bytes
 
 CPU = torch.device("cpu")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
 from pdserve.engine.paged_kv import PagedKv

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pdserve.engine.philox import philox4x32, uniform
 
 FULL = 0xFFFFFFFF

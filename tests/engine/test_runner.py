@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.engine.sequence import Chunk
-
 from tests.support.engine_harness import Engine, build_engine
 from tests.support.oracle import build_oracle, oracle_greedy, oracle_logits
 from tests.support.tiny_models import TinyLlama, write_tiny_gguf, write_tiny_llama

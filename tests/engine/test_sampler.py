@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine import sampler
 from pdserve.engine.sampler import sample
-
 from tests.support.sampler_oracle import slow_sample
 
 # Few distinct values, so that ties are common.

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import open_model_files
 from pdserve.engine.model.llama import LlamaModel
 from pdserve.engine.weights import load_weights
 from pdserve_kernels.torch_reference import TorchKernels
-from safetensors.torch import load_file, save_file
-
 from tests.support.engine_harness import build_engine
 from tests.support.oracle import build_oracle, oracle_logits
 from tests.support.tiny_models import TinyLlama, write_tiny_gguf, write_tiny_llama

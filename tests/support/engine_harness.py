@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from pdserve.core.ids import SequenceId
 from pdserve.core.model_files import ModelConfig, open_model_files
 from pdserve.core.model_info import KvLayout

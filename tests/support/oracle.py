@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from pdserve.core.model_files import open_model_files
 from pdserve.engine.weights import decode_tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def build_oracle(
     source: Path, *, round_to: torch.dtype = torch.float32, compute: torch.dtype = torch.float32
 ) -> LlamaForCausalLM:
-    """A transformers model on the weights of `source` as we read them, rounded to `round_to`, computing in `compute`."""
+    """A transformers model on the weights of `source` as we read them, rounded to `round_to`, run in `compute`."""
     files = open_model_files(source)
     config = files.config
     model = LlamaForCausalLM(

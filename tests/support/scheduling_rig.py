@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from coordinator.scheduling import Scheduling, build_scheduling
+from coordinator.fleet.values import Role, WorkerState
+from coordinator.scheduling.assembly import Scheduling, build_scheduling
 from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceStream, TokenDelta
-from coordinator.workers import Role, WorkerState
 from pdserve.client.channels import aio_server, bind
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import new_incarnation

@@ -1,7 +1,7 @@
 """Worker values for tests of policies."""
 
-from coordinator.routing import WorkerView
-from coordinator.workers import Capacity, Role, WorkerInfo, WorkerKey
+from coordinator.fleet.values import Capacity, Role, WorkerInfo, WorkerKey
+from coordinator.scheduling.routing import WorkerView
 from pdserve.client.wire import PROTOCOL_VERSION
 from pdserve.core.model_info import KvLayout, ModelInfo
 

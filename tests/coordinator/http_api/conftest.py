@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from coordinator.auth import authenticator_for
-from coordinator.generator import Generator
+from coordinator.generation.generator import Generator
 from coordinator.http_api import build_http_app, serve_http
 
 Serve = Callable[[Generator], AbstractAsyncContextManager[httpx.AsyncClient]]

@@ -1,6 +1,6 @@
 import pytest
 
-from coordinator.generation_input import ChatPrompt, TextPrompt, TokenPrompt
+from coordinator.generation.inputs import ChatPrompt, TextPrompt, TokenPrompt
 from coordinator.text.prompts import encode_prompt, render_prompt
 from pdserve.core.errors import ErrorReason, PdserveError
 from tests.coordinator.text_fakes import text_model

@@ -1,0 +1,126 @@
+"""One client request's choices as text events, the same for every API, streamed or not. Knows no wire format."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.generation.served_model import TextModel
+from coordinator.generation.stream_merge import StreamMerge
+from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceStream, SequenceTimings, TokenDelta
+from coordinator.text.output_text import OutputText
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.ids import SequenceId
+from pdserve.core.sampling import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """Output tokens from `first_index` on, and the text that may be shown now; either may be empty."""
+
+    choice: int
+    first_index: int
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The last event of a choice. `usage` is this choice's own."""
+
+    choice: int
+    finish_reason: FinishReason
+    usage: Usage
+    timings: SequenceTimings
+
+
+class Generation:
+    """One request's choices. Iterate for its events; `close` cancels what has not ended, on every way out.
+
+    Raises, while iterating:
+        PdserveError: a choice failed; nothing follows.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        requests: Sequence[SequenceRequest],
+        streams: Sequence[SequenceStream],
+        stop: Sequence[str],
+        num_prompts: int,
+    ) -> None:
+        self.model = model
+        self.id: SequenceId = streams[0].id
+        self.seed = requests[0].sampling.seed
+        self.deadline_s = requests[0].deadline_s
+        self.num_choices = len(requests)
+        self.num_prompt_tokens = sum(len(r.token_ids) for r in requests[:: len(requests) // num_prompts])
+        self.outcome: str | None = None
+        self._requests, self._streams = requests, streams
+        self._texts = [OutputText(model.tokenizer, r.sampling, model.eos_token_ids, stop) for r in requests]
+        self._merge = StreamMerge(aiter(stream) for stream in streams)
+        self._events: deque[ChoiceDelta | ChoiceEnd] = deque()
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """So far, of all choices, up to and including the token that completed a stop string."""
+        return sum(text.num_tokens for text in self._texts)
+
+    def __aiter__(self) -> "Generation":
+        return self
+
+    async def __anext__(self) -> ChoiceDelta | ChoiceEnd:
+        while not self._events:
+            if not self._merge.open:
+                raise StopAsyncIteration
+            try:
+                index, event = await self._merge.next()
+                self._take(index, event)
+            except PdserveError as error:
+                self.outcome = error.reason.value
+                raise
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """Cancel the sequences that still run; after all have ended this calls nobody."""
+        for index in self._merge.open:
+            self._streams[index].cancel()
+        self._merge.close()
+
+    def _take(self, index: int, event: TokenDelta | SequenceEnd) -> None:
+        if isinstance(event, TokenDelta):
+            self._take_tokens(index, event)
+        elif event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            text = self._texts[index]
+            if held := text.flush():
+                self._events.append(ChoiceDelta(index, text.num_tokens, (), held))
+            self._end(index, event.finish_reason, event.timings, event.num_cached_tokens)
+        else:
+            cancelled = event.finish_reason is FinishReason.CANCELLED
+            reason = ErrorReason.CANCELLED if cancelled else ErrorReason.INTERNAL
+            raise PdserveError(reason, f"the sequence ended as {event.finish_reason.value}")
+
+    def _take_tokens(self, index: int, event: TokenDelta) -> None:
+        text = self._texts[index]
+        if event.first_index != text.num_tokens:
+            message = f"expected output token {text.num_tokens} of choice {index}, got {event.first_index}"
+            raise PdserveError(ErrorReason.INTERNAL, message)
+        piece = text.push(event.token_ids)
+        self._events.append(ChoiceDelta(index, event.first_index, piece.token_ids, piece.text))
+        if text.stopped:
+            stream = self._streams[index]
+            stream.cancel()
+            self._merge.drop(index)
+            self._end(index, FinishReason.STOP, stream.timings(), num_cached_tokens=0)
+
+    def _end(self, index: int, reason: FinishReason, timings: SequenceTimings, num_cached_tokens: int) -> None:
+        usage = Usage(len(self._requests[index].token_ids), self._texts[index].num_tokens, num_cached_tokens)
+        self._events.append(ChoiceEnd(index, reason, usage, timings))
+        if not self._merge.open:
+            self.outcome = reason.value

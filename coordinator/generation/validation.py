@@ -1,0 +1,184 @@
+"""The one validator of requests, for HTTP and gRPC alike: raw fields in, SequenceRequests out. No text, no clock.
+
+In two steps, because the prompt's length is known only after tokenising: `check_options`, then `sequence_requests`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.generation import fields
+from coordinator.generation.fields import Range
+from coordinator.generation.inputs import GenerationInput, SamplingInput
+from coordinator.generation.served_model import TextModel
+from coordinator.sequences import SequenceRequest
+from pdserve.core.errors import ErrorReason, PdserveError, invalid
+from pdserve.core.sampling import SamplingParams
+from pdserve.serving.settings import CoordinatorSettings
+
+MAX_STOP_CHARS = 1024
+MAX_LABEL_CHARS = 256
+MAX_SALT_CHARS = 256
+SEED_LIMIT = 2**64
+
+RANGES = {
+    "temperature": Range(0.0, 100.0),
+    "top_p": Range(0.0, 1.0, low_open=True),
+    "min_p": Range(0.0, 1.0),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "repetition_penalty": Range(0.0, 100.0, low_open=True),
+    "logit_bias": Range(-100.0, 100.0),
+}
+
+# Checked like the others, then refused unless at the default, because the sampler has no such thing yet.
+_NOT_IMPLEMENTED: dict[str, Callable[[SamplingParams], bool]] = {
+    "min_p": lambda params: params.min_p != 0.0,
+    "presence_penalty": lambda params: params.presence_penalty != 0.0,
+    "frequency_penalty": lambda params: params.frequency_penalty != 0.0,
+    "repetition_penalty": lambda params: params.repetition_penalty != 1.0,
+    "logit_bias": lambda params: bool(params.logit_bias),
+    "min_tokens": lambda params: params.min_tokens != 0,
+    "logprobs": lambda params: params.num_logprobs is not None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOptions:
+    """A request but for its prompt. `sampling.max_tokens` is 0 where the client named none."""
+
+    sampling: SamplingParams
+    num_choices: int
+    stop: tuple[str, ...]
+    deadline_s: float
+    max_tokens_param: str
+
+
+def check_options(
+    request: GenerationInput, model: TextModel, settings: CoordinatorSettings, random_seed: Callable[[], int]
+) -> CheckedOptions:
+    """Everything that can be checked without the prompt's tokens.
+
+    Raises:
+        PdserveError: INVALID_ARGUMENT or UNSUPPORTED, naming the field at fault.
+    """
+    _check_request(request)
+    raw, vocab_size = request.sampling, model.info.vocab_size
+    # Whether it fits the context is told with the prompt's length, in sequence_requests.
+    max_tokens = fields.integer(raw.max_tokens, 1, 2**63 - 1, raw.max_tokens_param)
+    seed = fields.integer(raw.seed, 0, SEED_LIMIT - 1, "seed")
+    sampling = replace(
+        _check_numbers(raw, vocab_size),
+        max_tokens=max_tokens or 0,
+        seed=random_seed() if seed is None else seed,
+        min_tokens=fields.integer(raw.min_tokens, 0, model.info.context_length, "min_tokens") or 0,
+        stop_token_ids=fields.token_ids(raw.stop_token_ids, vocab_size, "stop_token_ids"),
+        logit_bias=fields.logit_bias(raw.logit_bias, vocab_size, RANGES["logit_bias"], "logit_bias"),
+        ignore_eos=fields.boolean(raw.ignore_eos, "ignore_eos"),
+        num_logprobs=fields.integer(raw.logprobs, 0, 20, "logprobs"),
+    )
+    num_choices = fields.integer(request.n, 1, settings.max_choices, "n") or 1
+    if num_choices * len(request.prompts) > settings.max_choices:
+        raise invalid(
+            f"{len(request.prompts)} prompts × n {num_choices} is more than {settings.max_choices} choices", "n"
+        )
+    stop = fields.strings(raw.stop, settings.max_stop_strings, MAX_STOP_CHARS, "stop")
+    for name, is_set in _NOT_IMPLEMENTED.items():
+        if is_set(sampling):
+            raise _unsupported(name)
+    return CheckedOptions(sampling, num_choices, stop, _deadline(request, settings), raw.max_tokens_param)
+
+
+def sequence_requests(
+    request: GenerationInput,
+    options: CheckedOptions,
+    prompts: Sequence[Sequence[int]],
+    model: TextModel,
+    settings: CoordinatorSettings,
+) -> list[SequenceRequest]:
+    """One request a choice, prompt by prompt, each with all of its prompt's ids and its final `max_tokens`.
+
+    Raises:
+        PdserveError: INVALID_ARGUMENT: a prompt is empty or too long, or `max_tokens` does not fit behind it.
+    """
+    requests: list[SequenceRequest] = []
+    for index, token_ids in enumerate(prompts):
+        max_tokens = _max_tokens(len(token_ids), options, model, settings, request.prompts[index].param)
+        for choice in range(options.num_choices):
+            requests.append(
+                SequenceRequest(
+                    model=model.info.name,
+                    token_ids=tuple(token_ids),
+                    sampling=replace(options.sampling, max_tokens=max_tokens, choice=choice),
+                    arrival_s=request.arrival_s,
+                    deadline_s=options.deadline_s,
+                    tenant=request.tenant,
+                    request_class=request.request_class or "default",
+                    cache_salt=request.cache_salt,
+                    label=request.label[:MAX_LABEL_CHARS],
+                )
+            )
+    return requests
+
+
+def _check_numbers(raw: SamplingInput, vocab_size: int) -> SamplingParams:
+    def checked(name: str, value: object, default: float) -> float:
+        result = fields.number(value, RANGES[name], name)
+        return default if result is None else result
+
+    top_k = fields.integer(raw.top_k, -1, 2**31 - 1, "top_k") or 0
+    return SamplingParams(
+        max_tokens=0,
+        temperature=checked("temperature", raw.temperature, 1.0),
+        top_k=min(max(top_k, 0), vocab_size),
+        top_p=checked("top_p", raw.top_p, 1.0),
+        min_p=checked("min_p", raw.min_p, 0.0),
+        presence_penalty=checked("presence_penalty", raw.presence_penalty, 0.0),
+        frequency_penalty=checked("frequency_penalty", raw.frequency_penalty, 0.0),
+        repetition_penalty=checked("repetition_penalty", raw.repetition_penalty, 1.0),
+    )
+
+
+def _max_tokens(
+    num_prompt_tokens: int, options: CheckedOptions, model: TextModel, settings: CoordinatorSettings, param: str
+) -> int:
+    context = model.info.context_length
+    asked = options.sampling.max_tokens
+    if num_prompt_tokens == 0:
+        raise invalid(f"{param} is empty: no tokens result from it", param)
+    if num_prompt_tokens >= context:
+        asked_text = f"; {options.max_tokens_param} is {asked}" if asked else ""
+        message = (
+            f"the prompt has {num_prompt_tokens} tokens; the context holds {context}, one of which must be left for "
+            f"output{asked_text}"
+        )
+        raise invalid(message, param)
+    room = context - num_prompt_tokens
+    if asked > room:
+        message = (
+            f"{options.max_tokens_param} is {asked}, but behind the prompt's {num_prompt_tokens} tokens a context of "
+            f"{context} has room for {room}"
+        )
+        raise invalid(message, options.max_tokens_param)
+    return asked or min(room, settings.default_max_tokens)
+
+
+def _deadline(request: GenerationInput, settings: CoordinatorSettings) -> float:
+    timeout_s = settings.default_deadline_s if request.timeout_s is None else request.timeout_s
+    return request.arrival_s + min(timeout_s, settings.max_deadline_s)
+
+
+def _check_request(request: GenerationInput) -> None:
+    if request.unsupported:
+        raise _unsupported(request.unsupported[0])
+    if fields.boolean(request.echo, "echo"):
+        raise _unsupported("echo")
+    if request.adapter:
+        raise _unsupported("adapter")
+    if request.request_class not in ("", "default"):
+        raise invalid("there is no such request class (known: default)", "request_class")
+    if len(request.cache_salt) > MAX_SALT_CHARS:
+        raise invalid(f"cache_salt may have at most {MAX_SALT_CHARS} characters", "cache_salt")
+
+
+def _unsupported(param: str) -> PdserveError:
+    return PdserveError(ErrorReason.UNSUPPORTED, f"{param} is not supported by this version", param=param)

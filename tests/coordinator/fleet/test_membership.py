@@ -1,0 +1,166 @@
+import asyncio
+
+import grpc
+import pytest
+
+from coordinator.fleet.values import Role, WorkerState
+from coordinator.sequences import SequencePhase
+from pdserve.client.channels import aio_channel
+from pdserve.client.errors import error_from_rpc
+from pdserve.client.wire import PROTOCOL_VERSION, kv_layout_to_proto, model_info_to_proto
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.v1 import fleet_pb2, fleet_pb2_grpc
+from tests.support.scheduling_rig import Rig, read_all, scheduling_rig
+from tests.support.scripted_worker import LAYOUT, MODEL, expected_tokens
+
+
+async def register(rig: Rig, **changes: object) -> PdserveError | None:
+    """Register a worker like those of the rig but for `changes`; the refusal, or None."""
+    fields: dict[str, object] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "worker": fleet_pb2.WorkerId(worker_id="new", incarnation=7),
+        "roles": [fleet_pb2.ROLE_DECODE],
+        "model_name": MODEL.name,
+        "model": model_info_to_proto(MODEL),
+        "kv_layouts": [kv_layout_to_proto(LAYOUT)],
+        "transports": ["grpc"],
+        "control_address": "127.0.0.1:9",
+        "capacity": fleet_pb2.Capacity(num_blocks=10, block_size=4),
+    }
+    async with aio_channel(rig.address) as channel:
+        stub: fleet_pb2_grpc.FleetAsyncStub = fleet_pb2_grpc.FleetStub(channel)
+        try:
+            await stub.Register(fleet_pb2.RegisterRequest(**{**fields, **changes}))  # type: ignore[arg-type]
+        except grpc.RpcError as error:
+            return error_from_rpc(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 2}, "protocol_version"),
+        ({"model_name": "another"}, "another"),
+        ({"model": fleet_pb2.RegisterRequest().model}, "fingerprint"),
+        ({"kv_layouts": [kv_layout_to_proto(LAYOUT)], "roles": []}, "roles"),
+        ({"kv_layouts": []}, "kv_layouts"),
+        ({"worker": fleet_pb2.WorkerId(worker_id="new")}, "incarnation"),
+        ({"capacity": fleet_pb2.Capacity(block_size=4)}, "num_blocks"),
+    ],
+)
+async def test_incompatible_workers_are_refused_by_name(changes: dict[str, object], named: str) -> None:
+    async with scheduling_rig() as rig:
+        await rig.add("p0", "prefill")
+        refusal = await register(rig, **changes)
+        assert refusal is not None
+        assert refusal.reason is ErrorReason.INCOMPATIBLE_PEER
+        assert named in refusal.message
+        assert [worker.info.key.worker_id for worker in rig.fleet.workers()] == ["p0"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", "bfloat16"), ("block_size", 8), ("num_layers", 9), ("inner_order", "dim_slot")]
+)
+async def test_another_kv_layout_is_refused_naming_the_field(field: str, value: object) -> None:
+    async with scheduling_rig() as rig:
+        await rig.add("p0", "prefill")
+        layout = kv_layout_to_proto(LAYOUT)
+        setattr(layout, field, value)
+        refusal = await register(rig, kv_layouts=[layout])
+        assert refusal is not None
+        assert field in refusal.message
+
+
+async def test_a_neighbouring_protocol_version_is_welcome() -> None:
+    async with scheduling_rig() as rig:
+        assert await register(rig, protocol_version=PROTOCOL_VERSION + 1) is None
+
+
+async def test_a_worker_that_cannot_be_dialled_is_forgotten() -> None:
+    async with scheduling_rig() as rig:
+        assert await register(rig) is None
+        assert [rig.fleet.state(worker) for worker in rig.fleet.workers()] == [WorkerState.CONNECTING]
+        worker = rig.fleet.workers()[0]
+        rig.fleet.depart(worker)
+        assert rig.fleet.workers() == []
+        assert rig.fleet.state(worker) is WorkerState.LOST
+
+
+async def test_a_new_incarnation_replaces_the_old_and_old_messages_are_ignored() -> None:
+    async with scheduling_rig() as rig:
+        old = await rig.add("p0", "prefill")
+        await rig.add("d0", "decode")
+        old.script.prefill.clear()
+        stream = rig.submit((5, 6), 4)
+        await rig.until(lambda: bool(old.prefilling))
+        new = await rig.add("p0", "prefill")
+        assert (await read_all(stream))[0] == expected_tokens((5, 6), 4)
+        assert new.submits
+        assert [w.info.key.incarnation for w in rig.fleet.workers() if w.info.key.worker_id == "p0"] == [
+            new.incarnation
+        ]
+        old.report()
+        await asyncio.wait([old._report_task])  # type: ignore[list-item]  # told STALE
+        assert rig.state(new) is WorkerState.READY
+        rig.workers["old"] = old
+
+
+async def test_outputs_under_a_foreign_incarnation_are_ignored() -> None:
+    async with scheduling_rig() as rig:
+        prefill = await rig.add("p0", "prefill")
+        await rig.add("d0", "decode")
+        prefill.script.prefill.clear()
+        stream = rig.submit((5, 6), 4)
+        await rig.until(lambda: bool(prefill.prefilling))
+        real, prefill.incarnation = prefill.incarnation, 12345
+        prefill.fail(fleet_pb2.ROLE_PREFILL, prefill.submits[0][1], PdserveError(ErrorReason.INTERNAL, "stale"))
+        await rig.until(lambda: prefill.num_sent > 0)
+        prefill.incarnation = real
+        prefill.script.prefill.set()
+        assert (await read_all(stream))[0] == expected_tokens((5, 6), 4)
+
+
+async def test_reports_of_an_unregistered_worker_are_stale() -> None:
+    async with scheduling_rig() as rig, aio_channel(rig.address) as channel:
+        stub: fleet_pb2_grpc.FleetAsyncStub = fleet_pb2_grpc.FleetStub(channel)
+        unknown = fleet_pb2.WorkerId(worker_id="who", incarnation=1)
+        call = stub.ReportLoad()
+        await call.write(fleet_pb2.LoadReport(worker=unknown))
+        with pytest.raises(grpc.RpcError) as caught:
+            await call
+        assert error_from_rpc(caught.value).reason is ErrorReason.STALE
+        with pytest.raises(grpc.RpcError) as caught:
+            await stub.Drain(fleet_pb2.DrainRequest(worker=unknown))
+        assert error_from_rpc(caught.value).reason is ErrorReason.STALE
+
+
+async def test_both_roles_streams_carry_heartbeats() -> None:
+    async with scheduling_rig(heartbeat_s=0.05) as rig:
+        prefill, decode = await rig.add("p0", "prefill"), await rig.add("d0", "decode")
+        for worker in (prefill, decode):
+            await rig.until(lambda worker=worker: worker.num_heartbeats >= 3)
+
+
+async def test_status_tells_everything() -> None:
+    async with scheduling_rig(max_queued_requests=7) as rig, aio_channel(rig.address) as channel:
+        _, decode = await rig.add("p0", "prefill"), await rig.add("d0", "decode", 4)
+        await rig.add("c0", "colocated", 3)
+        decode.script.decode.clear()
+        running, queued = rig.submit((5, 6), 14), rig.submit((6, 7), 14)
+        await rig.until(lambda: decode.num_reserved == 4)
+        rest = {("p0", Role.PREFILL): 0, ("c0", Role.PREFILL): 0, ("c0", Role.DECODE): 0}
+        await rig.until(lambda: rig.in_flight() == {**rest, ("d0", Role.DECODE): 1})
+        await rig.until(lambda: rig.dispatcher.num_in_phase(MODEL.name, SequencePhase.RESERVING) == 1)
+        decode.report()
+        stub: fleet_pb2_grpc.FleetAsyncStub = fleet_pb2_grpc.FleetStub(channel)
+        status = await stub.GetStatus(fleet_pb2.GetStatusRequest())
+        pools = {pool.role: {w.worker.worker_id: w for w in pool.workers} for pool in status.pools}
+        assert set(pools[fleet_pb2.ROLE_PREFILL]) == {"p0", "c0"}
+        assert set(pools[fleet_pb2.ROLE_DECODE]) == {"d0", "c0"}
+        d0 = pools[fleet_pb2.ROLE_DECODE]["d0"]
+        assert (d0.state, d0.num_in_flight, d0.load.num_usable_blocks) == ("ready", 1, 4)
+        assert [(q.num_requests, q.max_requests) for q in status.queues] == [(1, 7)]
+        assert status.num_in_flight == 2
+        assert not status.draining
+        decode.script.decode.set()
+        await asyncio.gather(read_all(running), read_all(queued))

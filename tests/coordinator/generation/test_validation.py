@@ -1,0 +1,182 @@
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.generation.inputs import GenerationInput, SamplingInput, TextPrompt, TokenPrompt
+from coordinator.generation.validation import check_options, sequence_requests
+from coordinator.sequences import SequenceRequest
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.serving.settings import CoordinatorSettings
+from tests.coordinator.text_fakes import CONTEXT, text_model
+
+MODEL = text_model()
+VOCAB = MODEL.info.vocab_size
+SETTINGS = CoordinatorSettings(default_max_tokens=16, default_deadline_s=10, max_deadline_s=20, max_choices=4)
+
+
+def request(num_prompts: int = 1, **sampling: object) -> GenerationInput:
+    prompts = tuple(TextPrompt("x", f"prompt[{i}]" if num_prompts > 1 else "prompt") for i in range(num_prompts))
+    return GenerationInput(prompts, 100.0, sampling=SamplingInput(**sampling))  # type: ignore[arg-type]
+
+
+def validate(wanted: GenerationInput, *prompt_lengths: int) -> list[SequenceRequest]:
+    options = check_options(wanted, MODEL, SETTINGS, lambda: 4711)
+    prompts = [[1] * length for length in prompt_lengths or (5,)]
+    return sequence_requests(wanted, options, prompts, MODEL, SETTINGS)
+
+
+def refusal(wanted: GenerationInput, *prompt_lengths: int) -> PdserveError:
+    with pytest.raises(PdserveError) as caught:
+        validate(wanted, *prompt_lengths)
+    return caught.value
+
+
+BAD_VALUES: dict[str, list[object]] = {
+    "temperature": [-1, -1e-9, 101],
+    "top_p": [0, 0.0, -1, 1.5],
+    "min_p": [-0.1, 1.1],
+    "presence_penalty": [-2.1, 2.1],
+    "frequency_penalty": [-2.1, 2.1],
+    "repetition_penalty": [0, -1],
+    "top_k": [-2, 1.5, 2**40],
+    "seed": [-1, 2**64, 10**400, 0.5],
+    "max_tokens": [0, -1, 1.0, 2**63, 10**400],
+    "min_tokens": [-1, CONTEXT + 1],
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_numbers_that_are_none_or_out_of_range_are_refused_by_name(name: str) -> None:
+    for value in [*BAD_VALUES[name], math.nan, math.inf, -math.inf, "NaN", "1", True, [], {}]:
+        error = refusal(request(**{name: value}))
+        assert (error.reason, error.param) == (ErrorReason.INVALID_ARGUMENT, name), value
+        assert "nan" not in error.message
+        assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {str(VOCAB): 5}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"abc": 1}),
+        ("logit_bias", {VOCAB: 5}),
+        ("logit_bias", [1]),
+        ("stop_token_ids", [VOCAB]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", "1"),
+        ("stop_token_ids", 1),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", [1]),
+        ("stop", ["x"] * 17),
+        ("stop", "x" * 1025),
+        ("ignore_eos", 1),
+        ("logprobs", 21),
+    ],
+)
+@pytest.mark.parametrize("min_tokens", [None, 5])
+def test_ids_and_strings_are_checked_before_anything_is_scheduled(name: str, value: object, min_tokens: object) -> None:
+    error = refusal(request(min_tokens=min_tokens, **{name: value}))
+    assert (error.reason, error.param) == (ErrorReason.INVALID_ARGUMENT, name)
+
+
+def test_a_bias_that_is_no_number_names_its_token() -> None:
+    assert refusal(request(logit_bias={"3": math.nan})).param == "logit_bias[3]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_p", 0.1),
+        ("presence_penalty", 1),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {"3": 1}),
+        ("min_tokens", 2),
+        ("logprobs", 0),
+    ],
+)
+def test_what_the_sampler_cannot_do_yet_is_refused_by_name(name: str, value: object) -> None:
+    error = refusal(request(**{name: value}))
+    assert (error.reason, error.param) == (ErrorReason.UNSUPPORTED, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [({"echo": True}, "echo"), ({"adapter": "a"}, "adapter"), ({"unsupported": ("tools",)}, "tools")],
+)
+def test_request_features_not_built_are_refused_by_name(change: dict[str, object], param: str) -> None:
+    error = refusal(replace(request(), **change))  # type: ignore[arg-type]
+    assert (error.reason, error.param) == (ErrorReason.UNSUPPORTED, param)
+
+
+def test_neutral_values_of_what_is_not_built_are_fine() -> None:
+    neutral = request(min_p=0, presence_penalty=0.0, repetition_penalty=1, logit_bias={}, min_tokens=0)
+    assert validate(replace(neutral, echo=False))[0].sampling.repetition_penalty == 1.0
+
+
+def test_defaults() -> None:
+    (sequence,) = validate(request())
+    sampling = sequence.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (1.0, 1.0, 0, 4711)
+    assert (sampling.max_tokens, sequence.deadline_s, sequence.tenant) == (16, 110.0, "default")
+    assert sequence.request_class == "default"
+
+
+def test_top_k_off_and_beyond_the_vocabulary() -> None:
+    assert [validate(request(top_k=k))[0].sampling.top_k for k in (-1, 0, 3, 10**6)] == [0, 0, 3, VOCAB]
+
+
+@given(st.integers(1, CONTEXT + 3), st.one_of(st.none(), st.integers(1, CONTEXT + 3)))
+def test_max_tokens_fits_behind_the_prompt_or_the_refusal_tells_the_numbers(prompt: int, asked: int | None) -> None:
+    wanted, room = request(max_tokens=asked), CONTEXT - prompt
+    if room >= 1 and (asked is None or asked <= room):
+        assert validate(wanted, prompt)[0].sampling.max_tokens == (asked or min(room, 16))
+        return
+    error = refusal(wanted, prompt)
+    assert error.param == ("prompt" if room < 1 else "max_tokens")
+    for number in (prompt, CONTEXT, *([] if asked is None else [asked])):
+        assert str(number) in error.message
+
+
+def test_an_empty_prompt_is_refused_and_one_token_is_enough() -> None:
+    assert refusal(request(), 0).param == "prompt"
+    assert validate(request(), 1)[0].token_ids == (1,)
+
+
+def test_choices_differ_in_number_only_and_share_the_seed() -> None:
+    sequences = validate(replace(request(num_prompts=2, seed=3), n=2), 2, 4)
+    assert [(len(s.token_ids), s.sampling.choice, s.sampling.seed) for s in sequences] == [
+        (2, 0, 3),
+        (2, 1, 3),
+        (4, 0, 3),
+        (4, 1, 3),
+    ]
+
+
+@pytest.mark.parametrize(("n", "num_prompts"), [(0, 1), (-1, 1), (5, 1), (True, 1), (1.0, 1), ("2", 1), (2, 3)])
+def test_too_many_or_no_choices(n: object, num_prompts: int) -> None:
+    assert refusal(replace(request(num_prompts), n=n), *[1] * num_prompts).param == "n"
+
+
+@pytest.mark.parametrize(("timeout_s", "deadline_s"), [(None, 110.0), (0.5, 100.5), (1e6, 120.0)])
+def test_deadlines_count_from_arrival_and_are_bounded(timeout_s: float | None, deadline_s: float) -> None:
+    assert validate(replace(request(), timeout_s=timeout_s))[0].deadline_s == deadline_s
+
+
+def test_an_unknown_request_class_is_refused() -> None:
+    assert refusal(replace(request(), request_class="gold")).param == "request_class"
+
+
+def test_a_long_salt_is_refused() -> None:
+    assert refusal(replace(request(), cache_salt="x" * 257)).param == "cache_salt"
+
+
+def test_the_prompt_at_fault_is_named_among_several() -> None:
+    wanted = GenerationInput((TokenPrompt([1], "prompt[0]"), TokenPrompt([], "prompt[1]")), 0.0)
+    assert refusal(wanted, 1, 0).param == "prompt[1]"
