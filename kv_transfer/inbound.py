@@ -56,7 +56,7 @@ class InboundTransfers:
         self._close_where(lambda t: not pairs.is_current(t.pair), broken("the sender began a new epoch"))
 
     def prepare(self, pair: PairKey, order: PrepareOrder, now_s: float) -> Ready | Busy:
-        """Take blocks from the host.
+        """Take blocks from the host, or pass on that it wants to be asked again.
 
         Raises:
             PdserveError: STALE, DEADLINE_EXCEEDED, INVALID_ARGUMENT (counts that contradict each other), or the host's.
@@ -65,7 +65,12 @@ class InboundTransfers:
             transfer = self._registry.admit(pair, order, now_s)
         if isinstance(transfer, Busy):
             return transfer
-        block_ids = self._allocate(transfer)
+        try:
+            block_ids = self._allocate(transfer)
+        except PdserveError as error:
+            if error.retry_after_s is None:
+                raise
+            return Busy(error.retry_after_s)
         with self._changed:
             transfer.grant(block_ids)
         wrong = f"the host granted {len(block_ids)} blocks where {order.num_blocks} were asked for"
@@ -177,9 +182,9 @@ class InboundTransfers:
         except Exception as error:
             typed = _typed(error, "allocate")
             with self._changed:
-                self._registry.stale_events += typed.reason is ErrorReason.STALE
+                self._registry.stale_events += typed.reason is ErrorReason.STALE and typed.retry_after_s is None
                 transfer.close(typed)
-                self._registry.forget(transfer)
+                self._registry.drop(transfer)
             raise typed from error
 
     def _write(self, writes: list[BlockWrite], payload: memoryview) -> PdserveError | None:

@@ -90,15 +90,18 @@ class InboundRegistry:
             transfer.close(error)
         return closing
 
+    def drop(self, transfer: InboundTransfer) -> None:
+        """The transfer got no blocks: as if it had never been."""
+        del self._open[transfer.pair.incarnation, transfer.order.transfer_id]
+        del self._by_reservation[transfer.order.reservation_id]
+
     def forget(self, transfer: InboundTransfer) -> None:
         """The transfer is over and its blocks are the host's again: count it."""
-        key = (transfer.pair.incarnation, transfer.order.transfer_id)
-        del self._open[key]
-        del self._by_reservation[transfer.order.reservation_id]
+        self.drop(transfer)
         if transfer.phase is InboundPhase.COMMITTED:
             self._num_completed += 1
             self._num_bytes += transfer.num_bytes
-            self._committed[key] = None
+            self._committed[transfer.pair.incarnation, transfer.order.transfer_id] = None
             if len(self._committed) > MAX_COMMITTED:
                 self._committed.popitem(last=False)
         elif transfer.error is not None and transfer.error.reason is ErrorReason.CANCELLED:

@@ -101,7 +101,8 @@ class InboundHost(Protocol):
         """Take blocks under a reservation.
 
         Raises:
-            PdserveError: STALE (unknown or ended reservation, or one that has a transfer already).
+            PdserveError: STALE (unknown or ended reservation). With `retry_after_s` the sender is told to come back then,
+                as while the host still takes back the blocks of the reservation's earlier transfer.
         """
         ...
 

@@ -6,6 +6,7 @@ import pytest
 
 from kv_transfer.chunk_frame import ChunkHeader
 from kv_transfer.inbound import InboundTransfers
+from kv_transfer.inbound_registry import InboundStats
 from kv_transfer.messages import Busy, PairKey, Ready, WorkerIdentity
 from pdserve.core.errors import ErrorReason, PdserveError
 from tests.kv_transfer.support import LAYOUT, SENDER, WAIT_S, CheckingHost, MemoryStore, commit_order, prepare_order
@@ -350,6 +351,17 @@ def test_an_unknown_reservation_is_stale_and_an_exception_internal(bench: Bench)
     assert reason_of(bench.prepare, 2, 1, 2) is ErrorReason.INTERNAL
     bench.host.check_all_free()
     assert bench.inbound.stats.num_open == 0
+
+
+def test_a_host_that_is_not_ready_yet_makes_the_sender_come_back(bench: Bench):
+    def not_yet(reservation_id: int) -> None:
+        bench.host.before_allocate = lambda _: None
+        raise PdserveError(ErrorReason.STALE, "the earlier transfer's blocks are on their way", retry_after_s=0.5)
+
+    bench.host.before_allocate = not_yet
+    assert bench.prepare(1, 1) == Busy(0.5)
+    assert bench.inbound.stats == InboundStats()
+    assert isinstance(bench.prepare(1, 1), Ready)
 
 
 @pytest.mark.parametrize("fault", ["stale", "exception"])

@@ -62,10 +62,15 @@ async def test_a_failure_nobody_noticed_is_tried_again_once_under_a_new_id(reaso
 async def test_an_error_after_the_first_token_reaches_the_client() -> None:
     async with scheduling_rig() as rig:
         _, decode = await pair(rig)
-        decode.script.decode_errors.append(PdserveError(ErrorReason.TRANSFER_FAILED, "as scripted"))
-        assert await failure(rig.submit()) is ErrorReason.TRANSFER_FAILED
-        decode.script.decode_errors.append(PdserveError(ErrorReason.NUMERICAL_ERROR, "as scripted"))
-        assert await failure(rig.submit()) is ErrorReason.NUMERICAL_ERROR
+        for reason in (ErrorReason.TRANSFER_FAILED, ErrorReason.NUMERICAL_ERROR):
+            decode.script.decode.clear()
+            decode.script.decode_errors.append(PdserveError(reason, "as scripted"))
+            stream = rig.submit()
+            await first_delta(stream)
+            decode.script.decode.set()
+            with pytest.raises(PdserveError) as caught:
+                await read_all(stream, first_index=1)
+            assert caught.value.reason is reason
         await rig.until_idle()
 
 
