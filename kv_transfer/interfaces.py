@@ -101,8 +101,8 @@ class InboundHost(Protocol):
         """Take blocks under a reservation.
 
         Raises:
-            PdserveError: STALE (unknown or ended reservation). With `retry_after_s` the sender is told to come back then,
-                as while the host still takes back the blocks of the reservation's earlier transfer.
+            PdserveError: STALE (unknown or ended reservation). One with `retry_after_s` tells the sender to come
+                back: the blocks of the reservation's earlier transfer are still being taken back, say.
         """
         ...
 

@@ -58,7 +58,9 @@ class CoordinatorLink:
             await _wait(self._leaving, RECONNECT_S)
 
     async def drain(self) -> None:
-        """Ask for nothing new. A coordinator that cannot be reached will send nothing new either."""
+        """Ask for nothing new. A coordinator that is gone will send nothing new either."""
+        if not self.registered.is_set():
+            return
         try:
             async with aio_channel(self.address) as channel:
                 stub = fleet_pb2_grpc.FleetStub(channel)
