@@ -126,11 +126,13 @@ class DecodeRequests:
         """A writer may start.
 
         Raises:
-            PdserveError: STALE, without a live reservation, or while an earlier writer has not ended.
+            PdserveError: STALE, without a live reservation; or, with a time to ask again, while an earlier writer's
+                blocks are on their way back.
         """
         request = self._live(sequence_id, reservation_id)
         if request.inbound_open:
-            raise PdserveError(ErrorReason.STALE, "a transfer of the sequence is open already")
+            message = "an earlier transfer of the sequence is still giving its blocks back"
+            raise PdserveError(ErrorReason.STALE, message, retry_after_s=0.02)
         request.inbound_open = True
         return request.reservation
 
