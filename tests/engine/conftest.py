@@ -1,9 +1,0 @@
-"""One compute thread: the suite's workers share few cores."""
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    torch.set_num_threads(1)
