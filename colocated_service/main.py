@@ -36,12 +36,12 @@ def run(settings: Settings, ready: Callable[[dict[str, object]], None]) -> int:
 
 def build(parts: WorkerParts) -> Worker:
     """Prompts in, tokens out. On the event loop."""
-    settings = parts.settings
+    settings, model = parts.settings, parts.loaded.model_info
     decode_stage = DecodeStage(DecodeScheduler(settings.worker.max_batch_size), parts.resources)
     scheduler = PrefillScheduler(settings.colocated.token_budget, settings.prefill.max_bypasses)
     prefill_stage = PrefillStage(scheduler, parts.resources)
     engine = parts.engine([decode_stage, prefill_stage])
-    decode = DecodeService(parts.incarnation, parts.ledger, engine, decode_stage, parts.announce)
+    decode = DecodeService(parts.incarnation, model, parts.ledger, engine, decode_stage, parts.announce)
     receiver = grpc_receiver(parts, DecodeInboundHost(decode.requests, engine, decode_stage))
 
     def hand_over(commit: InboundCommit) -> None:
@@ -53,7 +53,7 @@ def build(parts: WorkerParts) -> Worker:
         "grpc": lambda: grpc_sender(parts),
     }
     sender = TransportSelector(build_senders(settings.transfer.transports, makers))
-    prefill = PrefillService(parts.incarnation, parts.ledger, engine, prefill_stage, sender, decode.requests)
+    prefill = PrefillService(parts.incarnation, model, parts.ledger, engine, prefill_stage, sender, decode.requests)
 
     def cancel_inbound(reservation: Reservation) -> None:
         prefill.requests.cancel(reservation.sequence_id)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from decode_service.requests import DecodeRequests
 from decode_service.stage import DecodeStage
 from kv_transfer.interfaces import InboundCommit, InboundGrant
-from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.engine.block_pool import OwnerKind
 from pdserve.engine.step_loop import EngineThread
@@ -42,12 +42,8 @@ class DecodeInboundHost:
         self._engine.call(lambda: self._stage.release_inbound(sequence_id, block_ids)).add_done_callback(ended)
 
     async def _allocate(self, sequence_id: SequenceId, reservation_id: int, num_blocks: int) -> InboundGrant:
-        reservation = self._requests.begin_inbound(sequence_id, reservation_id)
+        self._requests.begin_inbound(sequence_id, reservation_id, num_blocks)
         try:
-            if num_blocks > reservation.num_blocks:
-                raise PdserveError(
-                    ErrorReason.INVALID_ARGUMENT, f"{num_blocks} blocks asked for, {reservation.num_blocks} reserved"
-                )
             block_ids = await asyncio.wrap_future(
                 self._engine.call(lambda: self._stage.allocate_inbound(sequence_id, num_blocks))
             )

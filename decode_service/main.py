@@ -24,7 +24,7 @@ def build(parts: WorkerParts) -> Worker:
     worker = parts.settings.worker
     stage = DecodeStage(DecodeScheduler(worker.max_batch_size), parts.resources)
     engine = parts.engine([stage])
-    service = DecodeService(parts.incarnation, parts.ledger, engine, stage, parts.announce)
+    service = DecodeService(parts.incarnation, parts.loaded.model_info, parts.ledger, engine, stage, parts.announce)
     receiver = grpc_receiver(parts, DecodeInboundHost(service.requests, engine, stage))
     service.requests.cancel_inbound = lambda reservation: receiver.cancel(reservation.reservation_id)
     return Worker(

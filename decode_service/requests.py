@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from decode_service.stage import DecodeJob, DecodeStage
-from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.errors import ErrorReason, PdserveError, invalid
 from pdserve.core.ids import SequenceId
+from pdserve.core.reservation import blocks_for_tokens
 from pdserve.engine.ledger import Demand, Denied, Reservation, ReservationLedger
 from pdserve.engine.step_loop import EngineThread
 
@@ -77,6 +78,7 @@ class DecodeRequests:
         """Expect a sequence's KV and go on from it. Without its reservation it is failed."""
         try:
             request = self._live(job.sequence_id, reservation_id)
+            self._check_reserved(job, request.reservation)
         except PdserveError as error:
             self.num_stale += 1
             self._fail(job.sequence_id, error)
@@ -122,19 +124,21 @@ class DecodeRequests:
 
     # --- from transfers -----------------------------------------------------------------------------------------------
 
-    def begin_inbound(self, sequence_id: SequenceId, reservation_id: int) -> Reservation:
-        """A writer may start.
+    def begin_inbound(self, sequence_id: SequenceId, reservation_id: int, num_blocks: int) -> None:
+        """A writer of `num_blocks` blocks may start.
 
         Raises:
             PdserveError: STALE, without a live reservation; or, with a time to ask again, while an earlier writer's
-                blocks are on their way back.
+                blocks are on their way back. INVALID_ARGUMENT, if the reservation is too small.
         """
         request = self._live(sequence_id, reservation_id)
         if request.inbound_open:
             message = "an earlier transfer of the sequence is still giving its blocks back"
             raise PdserveError(ErrorReason.STALE, message, retry_after_s=0.02)
+        reserved = request.reservation.num_blocks
+        if num_blocks > reserved:
+            raise invalid(f"{num_blocks} blocks wanted under a reservation of {reserved}", "num_blocks")
         request.inbound_open = True
-        return request.reservation
 
     def check_live(self, sequence_id: SequenceId, reservation_id: int) -> None:
         """Refuse what came too late. From any thread.
@@ -153,9 +157,9 @@ class DecodeRequests:
         request.inbound_open = False
         self._settle(sequence_id, request)
 
-    def begin_local(self, sequence_id: SequenceId, reservation_id: int) -> None:
+    def begin_local(self, sequence_id: SequenceId, reservation_id: int, num_tokens: int) -> None:
         """This worker's own prefill starts to write under the reservation; raises as `begin_inbound`."""
-        self.begin_inbound(sequence_id, reservation_id)
+        self.begin_inbound(sequence_id, reservation_id, blocks_for_tokens(num_tokens, self._ledger.block_size))
 
     def end_local(self, sequence_id: SequenceId) -> None:
         """This worker's own prefill holds nothing of the sequence any more."""
@@ -180,6 +184,11 @@ class DecodeRequests:
         if request is None or request.ended or request.reservation.reservation_id != reservation_id:
             raise PdserveError(ErrorReason.STALE, "there is no such reservation (any more)")
         return request
+
+    def _check_reserved(self, job: DecodeJob, reservation: Reservation) -> None:
+        needed = blocks_for_tokens(job.num_prompt_tokens + job.sampling.max_tokens, self._ledger.block_size)
+        if needed > reservation.num_blocks:
+            raise invalid(f"{needed} blocks needed, {reservation.num_blocks} reserved", "reservation_id")
 
     def _end(self, request: _Request) -> None:
         request.ended = True

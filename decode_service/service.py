@@ -12,6 +12,7 @@ from decode_service.stage import DecodeJob, DecodeStage
 from pdserve.client.errors import abort_with
 from pdserve.client.wire import sampling_from_proto, sequence_id_from_proto
 from pdserve.core.errors import PdserveError
+from pdserve.core.model_info import ModelInfo
 from pdserve.engine.events import (
     Event,
     SequenceFailed,
@@ -26,6 +27,7 @@ from pdserve.serving.load import StageLoad, WorkerTotals
 from pdserve.serving.messages import deadline_from, micros, token_output
 from pdserve.serving.output_streams import OutputStreams
 from pdserve.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from pdserve.worker.checks import check_sequence
 
 
 class DecodeService(worker_pb2_grpc.DecodeServicer):
@@ -34,11 +36,13 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     def __init__(
         self,
         incarnation: int,
+        model: ModelInfo,
         ledger: ReservationLedger,
         engine: EngineThread,
         stage: DecodeStage,
         ledger_changed: Callable[[], None],
     ) -> None:
+        self._model = model
         self._ledger = ledger
         self._stage = stage
         self._snapshot = StageSnapshot()
@@ -95,11 +99,17 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
                 self.requests.cancel(sequence_id_from_proto(command.cancel.request_id))
 
     def _submit(self, submit: worker_pb2.DecodeSubmit) -> None:
+        sequence_id, sampling = sequence_id_from_proto(submit.context.request_id), sampling_from_proto(submit.sampling)
+        try:
+            check_sequence(submit.token_ids, submit.num_prompt_tokens, submit.first_output_index, sampling, self._model)
+        except PdserveError as error:
+            self._outputs.put_error(sequence_id, error)
+            return
         job = DecodeJob(
-            sequence_id=sequence_id_from_proto(submit.context.request_id),
+            sequence_id=sequence_id,
             token_ids=tuple(submit.token_ids),
             num_prompt_tokens=submit.num_prompt_tokens,
-            sampling=sampling_from_proto(submit.sampling),
+            sampling=sampling,
             deadline_s=deadline_from(submit.context),
             num_blocks=0,
         )

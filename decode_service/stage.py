@@ -95,8 +95,12 @@ class DecodeStage:
         """Take over verified blocks from `from_kind`. Decoding starts with the next step, or once submitted.
 
         Raises:
-            PdserveError: STALE, if the sequence has KV already; the blocks stay with their owner.
+            PdserveError: STALE, if the sequence has KV already; TRANSFER_FAILED, if the blocks are not those of the
+                tokens. The blocks stay with their owner.
         """
+        if len(commit.block_ids) != blocks_for_tokens(commit.num_tokens, self._block_size):
+            message = f"{len(commit.block_ids)} blocks came for {commit.num_tokens} tokens"
+            raise PdserveError(ErrorReason.TRANSFER_FAILED, message)
         entry = self._entries.setdefault(commit.sequence_id, _Entry(commit.sequence_id))
         if entry.commit is not None:
             self.totals.num_stale += 1

@@ -25,7 +25,7 @@ def build(parts: WorkerParts) -> Worker:
     stage = PrefillStage(PrefillScheduler(limits.token_budget, limits.max_bypasses), parts.resources)
     engine = parts.engine([stage])
     sender = TransportSelector(build_senders(parts.settings.transfer.transports, {"grpc": lambda: grpc_sender(parts)}))
-    service = PrefillService(parts.incarnation, parts.ledger, engine, stage, sender)
+    service = PrefillService(parts.incarnation, parts.loaded.model_info, parts.ledger, engine, stage, sender)
     return Worker(
         engine=engine,
         services=(service,),

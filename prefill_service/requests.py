@@ -21,11 +21,11 @@ from prefill_service.stage import PrefillJob, PrefillStage
 class LocalDecode(Protocol):
     """The decode half of a colocated worker: whose reservation a local prompt lives under."""
 
-    def begin_local(self, sequence_id: SequenceId, reservation_id: int) -> None:
-        """A prefill starts under the reservation.
+    def begin_local(self, sequence_id: SequenceId, reservation_id: int, num_tokens: int) -> None:
+        """A prefill of `num_tokens` tokens starts under the reservation.
 
         Raises:
-            PdserveError: STALE, if it does not exist (any more).
+            PdserveError: STALE, if it does not exist (any more); INVALID_ARGUMENT, if it is too small.
         """
         ...
 
@@ -79,7 +79,7 @@ class PrefillRequests:
             return
         try:
             if request.local_reservation_id is not None:
-                self._begin_local(sequence.id, request.local_reservation_id)
+                self._begin_local(sequence.id, request.local_reservation_id, sequence.num_tokens)
                 self._start(request)
                 return
             self._check_ever_fits(sequence.num_tokens)
@@ -138,10 +138,10 @@ class PrefillRequests:
             message = f"the prompt needs {needed} KV blocks, the prefill worker has {self._ledger.num_usable_blocks}"
             raise PdserveError(ErrorReason.NEVER_FITS, message)
 
-    def _begin_local(self, sequence_id: SequenceId, reservation_id: int) -> None:
+    def _begin_local(self, sequence_id: SequenceId, reservation_id: int, num_tokens: int) -> None:
         if self._local_decode is None:
             raise PdserveError(ErrorReason.INCOMPATIBLE_PEER, "this worker has no decode role for a local transfer")
-        self._local_decode.begin_local(sequence_id, reservation_id)
+        self._local_decode.begin_local(sequence_id, reservation_id, num_tokens)
 
     def _start(self, request: PrefillRequest) -> None:
         self._in_engine[request.job.sequence.id] = request

@@ -9,7 +9,8 @@ import grpc.aio
 
 from kv_transfer.interfaces import KvSender, OutboundEnd, OutboundTransfer, Peer, TransferPlan
 from pdserve.client.wire import kv_layout_from_proto, sampling_from_proto, sequence_id_from_proto
-from pdserve.core.errors import PdserveError
+from pdserve.core.errors import PdserveError, invalid
+from pdserve.core.model_info import ModelInfo
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.engine.events import (
     Event,
@@ -26,6 +27,7 @@ from pdserve.serving.load import StageLoad, WorkerTotals
 from pdserve.serving.messages import deadline_from, micros, token_output
 from pdserve.serving.output_streams import OutputStreams
 from pdserve.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from pdserve.worker.checks import check_sequence
 from prefill_service.requests import LocalDecode, PrefillRequest, PrefillRequests
 from prefill_service.stage import PrefillJob, PrefillStage
 
@@ -35,15 +37,17 @@ LOCAL = "local"
 class PrefillService(worker_pb2_grpc.PrefillServicer):
     """One per worker. `sender` knows every transport that this worker has."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the parts it is put together from, each once
         self,
         incarnation: int,
+        model: ModelInfo,
         ledger: ReservationLedger,
         engine: EngineThread,
         stage: PrefillStage,
         sender: KvSender,
         local_decode: LocalDecode | None = None,
     ) -> None:
+        self._model = model
         self._block_size = ledger.block_size
         self._engine = engine
         self._stage = stage
@@ -73,14 +77,25 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     def _submit(self, submit: worker_pb2.PrefillSubmit) -> None:
         sequence_id = sequence_id_from_proto(submit.context.request_id)
         sampling = sampling_from_proto(submit.sampling)
+        try:
+            check_sequence(submit.token_ids, submit.num_prompt_tokens, submit.first_output_index, sampling, self._model)
+        except PdserveError as error:
+            self._outputs.put_error(sequence_id, error)
+            return
         sequence = Sequence(sequence_id, list(submit.token_ids), submit.num_prompt_tokens, sampling)
         deadline_s = deadline_from(submit.context)
         if not submit.HasField("target"):
             self.requests.submit(PrefillRequest(PrefillJob(sequence, deadline_s, time.monotonic(), None)))
             return
         plan = self._plan(sequence, submit.target, deadline_s)
+        if plan.num_blocks < 0:
+            message = f"{plan.first_block} blocks are said to be cached, more than the prompt has"
+            self._outputs.put_error(sequence_id, invalid(message, "num_cached_blocks"))
+            return
         local = plan.peer.transport == LOCAL
-        job = PrefillJob(sequence, deadline_s, time.monotonic(), lambda: self._open(plan), local)
+        job = PrefillJob(
+            sequence, deadline_s, time.monotonic(), lambda: self._open(plan), local, num_cached_blocks=plan.first_block
+        )
         self.requests.submit(PrefillRequest(job, plan.reservation_id if local else None))
 
     def _plan(self, sequence: Sequence, target: worker_pb2.DecodeTarget, deadline_s: float) -> TransferPlan:

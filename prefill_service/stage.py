@@ -56,7 +56,8 @@ class PrefillTotals:
 class PrefillJob:
     """A prompt to compute. `open_transfer` starts its transfer (None: one token is wanted and no KV leaves).
 
-    With `local` the transfer hands the blocks themselves to the decode stage, which then owns them.
+    With `local` the transfer hands the blocks themselves to the decode stage, which then owns them. The first
+    `num_cached_blocks` are not sent: the decode worker has them.
     """
 
     sequence: Sequence
@@ -64,6 +65,7 @@ class PrefillJob:
     arrival_s: float
     open_transfer: Callable[[], OutboundTransfer] | None
     local: bool = False
+    num_cached_blocks: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +102,7 @@ class PrefillStage:
         if sequence.id in self._prompts:
             self.totals.num_stale += 1
             return
-        self._prompts[sequence.id] = _Prompt(job)
+        self._prompts[sequence.id] = _Prompt(job, num_sent_blocks=job.num_cached_blocks)
         self._scheduler.add(sequence.id, sequence.num_remaining_tokens)
 
     def cancel(self, sequence_id: SequenceId) -> None:

@@ -1,5 +1,16 @@
 """One compute thread wherever the suite computes: its processes share few cores, and OpenMP teams collapse on them."""
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers, context 4,096, with a tokenizer."""
+    from tests.support.tiny_models import write_tiny_llama  # imports torch, after the environment is set
+
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")

@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,34 +10,11 @@ from pdserve.core.errors import ErrorReason
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import FinishReason, SamplingParams
 from pdserve.engine.sequence import Chunk
+from tests.support.bench_fleet import fleet, prompt_of
 from tests.support.fake_engine import FakeStore, expected_output
-from tests.support.worker_bench import WAIT_S, BenchWorker, Coordinator, bench_settings
+from tests.support.worker_bench import WAIT_S, BenchWorker, bench_settings
 
 BLOCK = 4
-
-
-@asynccontextmanager
-async def fleet(
-    prefill: BenchWorker | None = None, decode: BenchWorker | None = None, *, colocated: bool = False
-) -> AsyncIterator[Coordinator]:
-    """Two workers (or one colocated) and a coordinator; at the end everything must have been given back."""
-    first = prefill or BenchWorker("colocated" if colocated else "prefill")
-    workers = [first] if colocated else [first, decode or BenchWorker("decode")]
-    for worker in workers:
-        await worker.start()
-    coordinator = Coordinator(workers[0], workers[-1])
-    try:
-        yield coordinator
-        for worker in workers:
-            await worker.until_empty()
-    finally:
-        await coordinator.close()
-        for worker in workers:
-            await worker.stop()
-
-
-def prompt_of(length: int, start: int = 1) -> list[int]:
-    return [1 + (start * 13 + i * 5) % 96 for i in range(length)]
 
 
 @pytest.mark.parametrize("colocated", [False, True])
@@ -277,3 +252,35 @@ async def test_duplicate_and_late_messages_change_nothing() -> None:
         await coordinator.submit(2, prompt)
         assert (await coordinator.finished(2)).output == expected_output(prompt, 8)
         assert coordinator.decode.worker.services[0].load().totals.stale_events > 0
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+async def test_senseless_submits_are_refused_and_cost_their_neighbours_nothing(colocated: bool) -> None:
+    """C02, B03 at the worker's own door: nothing may reach the forward pass that could fail it for others."""
+    async with fleet(colocated=colocated) as coordinator:
+        good, params = prompt_of(9), SamplingParams(max_tokens=8, temperature=0.0)
+        await coordinator.submit(1, good, max_tokens=30)
+        senseless = [
+            ([], params, {}),
+            ([97], params, {}),
+            ([2**32 - 1], params, {}),
+            (good, SamplingParams(max_tokens=0), {}),
+            (good, SamplingParams(max_tokens=5000), {}),
+            (good, SamplingParams(max_tokens=8, stop_token_ids=frozenset({97})), {}),
+            (good, SamplingParams(max_tokens=8, logit_bias={97: 1.0}), {}),
+            (good, params, {"num_cached_blocks": 100}),
+            (good, params, {"transport": "pigeon"}),
+        ]
+        for number, (prompt, sampling, changes) in enumerate(senseless, start=10):
+            granted = (await coordinator.reserve(number, 24)).granted
+            target = coordinator.target(granted.reservation_id, **changes)
+            coordinator.submit_prefill(number, prompt, sampling, target)
+            assert (await coordinator.finished(number)).error is not None, number
+            coordinator.cancel(number, prefill=False)
+        granted = (await coordinator.reserve(30, 8)).granted
+        coordinator.submit_decode(30, good, params, granted.reservation_id)  # 17 tokens where 8 are reserved
+        assert (await coordinator.finished(30)).error is not None
+        coordinator.submit_prefill(30, good, params, coordinator.target(granted.reservation_id))
+        await coordinator.until(lambda: len(coordinator.streams[30].tokens) > 0 or colocated)
+        coordinator.cancel(30)
+        assert (await coordinator.finished(1)).output == expected_output(good, 30)

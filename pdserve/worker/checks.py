@@ -1,0 +1,29 @@
+"""What a worker insists on before it takes a sequence, whoever sent it: nothing may fail its neighbours' step."""
+
+from collections.abc import Sequence as Seq
+
+from pdserve.core.errors import invalid
+from pdserve.core.model_info import ModelInfo
+from pdserve.core.sampling import SamplingParams
+
+
+def check_sequence(
+    token_ids: Seq[int], num_prompt_tokens: int, first_output_index: int, sampling: SamplingParams, model: ModelInfo
+) -> None:
+    """Refuse a sequence that the model cannot run.
+
+    Raises:
+        PdserveError: INVALID_ARGUMENT, naming the field and the limit, but no token id of the prompt.
+    """
+    if not 1 <= num_prompt_tokens <= len(token_ids):
+        raise invalid(f"{num_prompt_tokens} prompt tokens of {len(token_ids)} tokens", "num_prompt_tokens")
+    if len(token_ids) - num_prompt_tokens != first_output_index:
+        raise invalid(f"the first output index cannot be {first_output_index}", "first_output_index")
+    if max(token_ids) >= model.vocab_size:
+        raise invalid(f"a token id is not below the vocabulary's size, {model.vocab_size}", "token_ids")
+    if not first_output_index < sampling.max_tokens <= model.context_length - num_prompt_tokens:
+        message = f"{num_prompt_tokens} + {sampling.max_tokens} tokens in a context of {model.context_length}"
+        raise invalid(message, "max_tokens")
+    named = [*sampling.stop_token_ids, *sampling.logit_bias]
+    if named and max(named) >= model.vocab_size:
+        raise invalid(f"an id is not below the vocabulary's size, {model.vocab_size}", "sampling")
