@@ -112,7 +112,7 @@ class CoordinatorProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         scheduling = build_scheduling(
-            frozenset({self._model.info.name}),
+            {self._model.info.name: self._model.info},
             self._settings.coordinator,
             self._settings.transfer.transports,
             new_incarnation(),

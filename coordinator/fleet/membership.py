@@ -5,7 +5,7 @@ register ──► connecting ──► ready ⇄ stalled ──► (draining) �
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -14,6 +14,10 @@ from coordinator.fleet.worker import Connection, Worker, WorkerEvents
 from coordinator.scheduling.routing import WorkerView
 from pdserve.client.wire import PROTOCOL_VERSION
 from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.model_info import ModelInfo
+
+TEXT_FIELDS = ("vocab_size", "context_length", "eos_token_ids")
+"""What the text that a coordinator makes of a worker's tokens depends on."""
 
 Connect = Callable[[WorkerInfo, WorkerEvents], Connection]
 
@@ -22,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """`models` are the names served here; other workers are refused."""
+    """`models` are those served here, by name, as the coordinator's own files tell; other workers are refused."""
 
-    models: frozenset[str]
+    models: Mapping[str, ModelInfo]
     stalled_after_s: float
 
 
@@ -71,7 +75,7 @@ class Fleet:
 
     @property
     def models(self) -> frozenset[str]:
-        return self._config.models
+        return frozenset(self._config.models)
 
     def workers(self) -> list[Worker]:
         """All that registered and are not gone, by name."""
@@ -191,11 +195,15 @@ def _incompatible(info: WorkerInfo, why: str) -> PdserveError:
     return PdserveError(ErrorReason.INCOMPATIBLE_PEER, f"worker {info.key.worker_id} is refused: {why}")
 
 
-def _check_itself(info: WorkerInfo, models: Iterable[str]) -> None:
+def _check_itself(info: WorkerInfo, models: Mapping[str, ModelInfo]) -> None:
     if abs(info.protocol_version - PROTOCOL_VERSION) > 1:
         raise _incompatible(info, f"protocol_version {info.protocol_version}, the coordinator's is {PROTOCOL_VERSION}")
     if info.model_name not in models:
         raise _incompatible(info, f"model {info.model_name!r} is not served here")
+    for name in TEXT_FIELDS:
+        theirs, ours = getattr(info.model, name), getattr(models[info.model_name], name)
+        if theirs != ours:
+            raise _incompatible(info, f"{name} ({theirs}, {ours}) differs from the coordinator's files of the model")
     missing = {
         "worker_id": not info.key.worker_id,
         "incarnation": not info.key.incarnation,

@@ -1,6 +1,7 @@
 """Puts the scheduling half together from settings: fleet, dispatcher, metrics and the Fleet service."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.fleet.membership import Fleet, FleetConfig
@@ -13,6 +14,7 @@ from coordinator.metrics import Metrics
 from coordinator.scheduling.admission import QueueBounds
 from coordinator.scheduling.dispatcher import Dispatcher, DispatcherConfig
 from coordinator.scheduling.placing import PlacingConfig
+from pdserve.core.model_info import ModelInfo
 from pdserve.serving.settings import CoordinatorSettings
 
 
@@ -31,7 +33,7 @@ class Scheduling:
 
 
 def build_scheduling(
-    models: frozenset[str], settings: CoordinatorSettings, transports: tuple[str, ...], incarnation: int
+    models: Mapping[str, ModelInfo], settings: CoordinatorSettings, transports: tuple[str, ...], incarnation: int
 ) -> Scheduling:
     """Nothing runs before a worker registers through `fleet_service`."""
     connection = ConnectionConfig(incarnation, settings.heartbeat_s)
@@ -40,7 +42,7 @@ def build_scheduling(
         return WorkerClient(info, connection, events)
 
     fleet = Fleet(FleetConfig(models, settings.stalled_after_s), connect, time.monotonic)
-    metrics = Metrics(models, settings.max_deadline_s)
+    metrics = Metrics(frozenset(models), settings.max_deadline_s)
     config = DispatcherConfig(
         incarnation=incarnation,
         bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),

@@ -79,7 +79,7 @@ class FrontDoor:
 
     async def until_status(self, condition: Callable[[fleet_pb2.FleetStatus], bool]) -> fleet_pb2.FleetStatus:
         async with asyncio.timeout(WAIT_S):
-            while not condition(status := await self.status()):
+            while not condition(status := await self.status()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return status
 

@@ -99,7 +99,7 @@ async def scheduling_rig(**settings: object) -> AsyncIterator[Rig]:
     """Closes what is left, workers too."""
     values = {"heartbeat_s": 0.5, "stalled_after_s": 60.0, **settings}
     scheduling = build_scheduling(
-        frozenset({MODEL.name}), CoordinatorSettings.model_validate(values), ("local", "grpc"), new_incarnation()
+        {MODEL.name: MODEL}, CoordinatorSettings.model_validate(values), ("local", "grpc"), new_incarnation()
     )
     server = aio_server()
     fleet_pb2_grpc.add_FleetServicer_to_server(scheduling.fleet_service, server)

@@ -29,7 +29,7 @@ from pdserve.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc, worker_pb2, worker
 PREFILL, DECODE = fleet_pb2.ROLE_PREFILL, fleet_pb2.ROLE_DECODE
 EOS = 2
 BLOCK_SIZE = 4
-MODEL = ModelInfo("tiny", "fp-1", "TinyForTests", "float32", 1000, 4096, (EOS,))
+MODEL = ModelInfo("tiny", "fp-1", "TinyForTests", "float32", 300, 4096, (EOS,))
 LAYOUT = KvLayout("float32", BLOCK_SIZE, num_layers=1, num_kv_heads=1, head_dim=2)
 
 

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -41,7 +42,9 @@ async def register(rig: Rig, **changes: object) -> PdserveError | None:
     [
         ({"protocol_version": PROTOCOL_VERSION + 2}, "protocol_version"),
         ({"model_name": "another"}, "another"),
-        ({"model": fleet_pb2.RegisterRequest().model}, "fingerprint"),
+        ({"model": model_info_to_proto(replace(MODEL, fingerprint="other"))}, "fingerprint"),
+        ({"model": model_info_to_proto(replace(MODEL, vocab_size=299))}, "vocab_size"),
+        ({"model": model_info_to_proto(replace(MODEL, eos_token_ids=(1, 2)))}, "eos_token_ids"),
         ({"kv_layouts": [kv_layout_to_proto(LAYOUT)], "roles": []}, "roles"),
         ({"kv_layouts": []}, "kv_layouts"),
         ({"worker": fleet_pb2.WorkerId(worker_id="new")}, "incarnation"),
