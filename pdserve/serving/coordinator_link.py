@@ -53,7 +53,10 @@ class CoordinatorLink:
                 if error.reason is ErrorReason.INCOMPATIBLE_PEER:
                     raise error from rpc_error
                 if self.registered.is_set():
-                    logger.warning("lost coordinator %s: %s", self.address, error)
+                    dismissed = error.reason is ErrorReason.STALE
+                    logger.log(
+                        logging.INFO if dismissed else logging.WARNING, "lost coordinator %s: %s", self.address, error
+                    )
             self.registered.clear()
             await _wait(self._leaving, RECONNECT_S)
 

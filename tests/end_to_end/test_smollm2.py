@@ -97,27 +97,41 @@ async def test_every_prompt_equals_transformers_in_fp32(
     assert not wrong
 
 
+@dataclass(frozen=True)
+class Bf16Trial:
+    """The judge on bf16-rounded weights, its greedy tokens by length, and on how many prompts its bf16 twin differs."""
+
+    judge: Judge
+    expected: Mapping[int, list[int]]
+    num_rival: int
+
+
+@pytest.fixture(scope="session")
+def bf16_trial(smollm2: Path, prompts: dict[int, list[int]]) -> Bf16Trial:
+    judge = Judge(build_oracle(smollm2, round_to=torch.bfloat16), prompts)
+    rival = Judge(build_oracle(smollm2, round_to=torch.bfloat16, compute=torch.bfloat16), prompts)
+    expected = {length: judge.greedy(length, NUM_TOKENS) for length in ALL}
+    return Bf16Trial(judge, expected, sum(rival.greedy(n, NUM_TOKENS) != expected[n] for n in ALL))
+
+
 @pytest.mark.slow
 @TOPOLOGIES
 async def test_bf16_is_as_faithful_as_transformers_in_bf16(
-    smollm2: Path, prompts: dict[int, list[int]], roles: Sequence[str]
+    smollm2: Path, prompts: dict[int, list[int]], bf16_trial: Bf16Trial, roles: Sequence[str]
 ) -> None:
-    judge = Judge(build_oracle(smollm2, round_to=torch.bfloat16), prompts)
-    rival = build_oracle(smollm2, round_to=torch.bfloat16, compute=torch.bfloat16)
     async with run_fleet(smollm2, roles, model={"dtype": "bfloat16"}) as fleet:
         ours = await greedy_through(fleet, list(prompts.values()), NUM_TOKENS)
-    num_ours, num_rival = 0, 0
+    num_ours = 0
     for length, output in zip(ALL, ours, strict=True):
-        expected = judge.greedy(length, NUM_TOKENS)
-        num_rival += oracle_greedy(rival, prompts[length], NUM_TOKENS) != expected
+        expected = bf16_trial.expected[length]
         if output == expected:
             continue
         num_ours += 1
         at = next(i for i, (a, b) in enumerate(zip(output, expected, strict=True)) if a != b)
-        gap = judge.gap(length, expected[:at], output[at], expected[at])
+        gap = bf16_trial.judge.gap(length, expected[:at], output[at], expected[at])
         assert gap <= MAX_BF16_GAP, f"prompt of {length} tokens, token {at}: {gap}"
-    print(f"prompts of {len(ALL)} that differ from fp32: ours {num_ours}, transformers bf16 {num_rival}")  # noqa: T201
-    assert num_ours <= num_rival
+    print(f"prompts of {len(ALL)} that differ from fp32: ours {num_ours}, transformers bf16 {bf16_trial.num_rival}")  # noqa: T201
+    assert num_ours <= bf16_trial.num_rival
 
 
 def log_uniform(rng: random.Random, low: int, high: int) -> int:

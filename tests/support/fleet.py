@@ -218,7 +218,7 @@ COLOCATED = ("colocated",)
 
 @asynccontextmanager
 async def run_fleet(
-    model: Path, roles: Iterable[str] = DISAGGREGATED, **settings: dict[str, Any]
+    model: Path, roles: Iterable[str] = DISAGGREGATED, /, **settings: dict[str, Any]
 ) -> AsyncIterator[Fleet]:
     """A fleet that is idle again, and stops cleanly, at the end of the block."""
     fleet = Fleet(model, settings)
