@@ -41,7 +41,12 @@ def build(parts: WorkerParts) -> Worker:
     scheduler = PrefillScheduler(settings.colocated.token_budget, settings.prefill.max_bypasses)
     prefill_stage = PrefillStage(scheduler, parts.resources)
     engine = parts.engine([decode_stage, prefill_stage])
-    decode = DecodeService(parts.incarnation, model, parts.ledger, engine, decode_stage, parts.announce)
+
+    def ledger_changed() -> None:
+        prefill.requests.admit_waiting()
+        parts.announce()
+
+    decode = DecodeService(parts.incarnation, model, parts.ledger, engine, decode_stage, ledger_changed)
     receiver = grpc_receiver(parts, DecodeInboundHost(decode.requests, engine, decode_stage))
 
     def hand_over(commit: InboundCommit) -> None:

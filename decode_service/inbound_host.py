@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from decode_service.requests import DecodeRequests
@@ -35,11 +34,11 @@ class DecodeInboundHost:
         self._wait(self._commit(commit))
 
     def release(self, sequence_id: SequenceId, reservation_id: int, block_ids: Seq[int], error: PdserveError) -> None:
-        def ended(future: "Future[None]") -> None:
-            future.result()
+        def give_back() -> None:
+            self._stage.release_inbound(sequence_id, block_ids)
             self._loop.call_soon_threadsafe(self._requests.inbound_ended, sequence_id)
 
-        self._engine.call(lambda: self._stage.release_inbound(sequence_id, block_ids)).add_done_callback(ended)
+        self._engine.post(give_back)
 
     async def _allocate(self, sequence_id: SequenceId, reservation_id: int, num_blocks: int) -> InboundGrant:
         self._requests.begin_inbound(sequence_id, reservation_id, num_blocks)
@@ -47,7 +46,7 @@ class DecodeInboundHost:
             block_ids = await asyncio.wrap_future(
                 self._engine.call(lambda: self._stage.allocate_inbound(sequence_id, num_blocks))
             )
-        except PdserveError:
+        except BaseException:
             self._requests.inbound_ended(sequence_id)
             raise
         return InboundGrant(block_ids)

@@ -60,7 +60,7 @@ class DecodeRequests:
 
     # --- from the coordinator -----------------------------------------------------------------------------------------
 
-    def reserve(self, sequence_id: SequenceId, demand: Demand, now_s: float) -> Reservation | Denied:
+    def reserve(self, sequence_id: SequenceId, demand: Demand, now_s: float, deadline_s: float) -> Reservation | Denied:
         """Promise blocks for a whole life, or say at once what is missing.
 
         Raises:
@@ -69,19 +69,18 @@ class DecodeRequests:
         request = self._requests.get(sequence_id)
         if request is not None and request.ended:
             raise PdserveError(ErrorReason.STALE, "the sequence has ended here")
-        answer = self._ledger.reserve(sequence_id, demand, now_s)
+        answer = self._ledger.reserve(sequence_id, demand, now_s, deadline_s)
         if isinstance(answer, Reservation) and request is None:
             self._requests[sequence_id] = _Request(answer)
         return answer
 
     def submit(self, job: DecodeJob, reservation_id: int) -> None:
-        """Expect a sequence's KV and go on from it. Without its reservation it is failed."""
+        """Expect a sequence's KV and go on from it. Without a reservation that is large enough it is failed."""
         try:
             request = self._live(job.sequence_id, reservation_id)
             self._check_reserved(job, request.reservation)
         except PdserveError as error:
-            self.num_stale += 1
-            self._fail(job.sequence_id, error)
+            self.refuse(job.sequence_id, error)
             return
         if request.submitted:
             self.num_stale += 1
@@ -89,6 +88,11 @@ class DecodeRequests:
         request.submitted = True
         job = replace(job, num_blocks=request.reservation.num_blocks)
         self._engine.post(lambda: self._stage.submit(job))
+
+    def refuse(self, sequence_id: SequenceId, error: PdserveError) -> None:
+        """Fail a sequence that cannot be taken, and give back what was reserved for it, if anything was."""
+        self._fail(sequence_id, error)
+        self.cancel(sequence_id)
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """End a request in any phase and give everything back; unknown ones are stale and change nothing."""
@@ -103,11 +107,15 @@ class DecodeRequests:
         self._ledger.renew(coordinator_incarnation, now_s)
 
     def reap(self, now_s: float) -> None:
-        """Cancel what no coordinator renews any more."""
+        """End what no coordinator renews any more, and what has passed its deadline."""
         for reservation in self._ledger.expired(now_s):
             request = self._requests.get(reservation.sequence_id)
-            if request is not None and not request.ended:
-                self.cancel(reservation.sequence_id)
+            if request is None or request.ended:
+                continue
+            if reservation.deadline_s <= now_s:
+                error = PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed on the decode worker")
+                self._fail(reservation.sequence_id, error)
+            self.cancel(reservation.sequence_id)
 
     def cancel_coordinator(self, coordinator_incarnation: int) -> None:
         """A coordinator's stream ended: so do its requests."""
@@ -168,13 +176,20 @@ class DecodeRequests:
     # --- from the engine ----------------------------------------------------------------------------------------------
 
     def engine_released(self, sequence_id: SequenceId) -> None:
-        """The engine holds nothing of the sequence any more: finished, failed or cancelled."""
+        """The engine holds nothing of the sequence any more: finished, failed or cancelled.
+
+        Unless its KV arrives at this very moment: a transfer that is still open may have been adopted after this was
+        said. A cancel, queued behind that, makes sure; the engine answers it with the same news.
+        """
         request = self._requests.get(sequence_id)
         if request is None:
             return
-        request.engine_released = True
         if not request.ended:
             self._end(request)
+            if request.inbound_open:
+                self._engine.post(lambda: self._stage.cancel(sequence_id))
+                return
+        request.engine_released = True
         self._settle(sequence_id, request)
 
     # --- inside -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         sequence_id = sequence_id_from_proto(request.context.request_id)
         demand = Demand(request.num_tokens_max, request.num_tokens_expected or request.num_tokens_max)
         try:
-            answer = self.requests.reserve(sequence_id, demand, time.monotonic())
+            answer = self.requests.reserve(sequence_id, demand, time.monotonic(), deadline_from(request.context))
         except PdserveError as error:
             await abort_with(context, error)
         if isinstance(answer, Denied):
@@ -103,7 +103,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         try:
             check_sequence(submit.token_ids, submit.num_prompt_tokens, submit.first_output_index, sampling, self._model)
         except PdserveError as error:
-            self._outputs.put_error(sequence_id, error)
+            self.requests.refuse(sequence_id, error)
             return
         job = DecodeJob(
             sequence_id=sequence_id,

@@ -96,6 +96,16 @@ class PrefillRequests:
         elif sequence_id in self._in_engine:
             self._engine.post(lambda: self._stage.cancel(sequence_id))
 
+    def reap(self, now_s: float) -> None:
+        """Fail those whose deadline passed while they waited for room."""
+        late = [sequence_id for sequence_id, request in self._waiting.items() if request.job.deadline_s <= now_s]
+        for sequence_id in late:
+            error = PdserveError(
+                ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before there was room for the prompt"
+            )
+            self._fail(sequence_id, error)
+            self.cancel(sequence_id)
+
     def cancel_coordinator(self, coordinator_incarnation: int) -> None:
         """A coordinator's stream ended: so do its requests."""
         for sequence_id in [*self._waiting, *self._in_engine]:

@@ -175,7 +175,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self.requests.fail_all(error)
 
     def reap(self, now_s: float) -> None:
-        """Nothing here lives on a lease."""
+        """End what waited for room beyond its deadline; nothing here lives on a lease."""
+        self.requests.reap(now_s)
 
     def close(self) -> None:
         """End the Run streams once what is pending has been sent."""

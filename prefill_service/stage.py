@@ -200,6 +200,8 @@ class PrefillStage:
                 prompt.transfer = prompt.job.open_transfer()
             except PdserveError as error:
                 self._fail(prompt, error)
+            except RuntimeError as error:  # no thread to be had
+                self._fail(prompt, PdserveError(ErrorReason.TRANSFER_FAILED, f"no transfer could start: {error}"))
         return prompt.computing
 
     def _finish(self, prompt: _Prompt, token: Sampled, now_s: float) -> None:

@@ -131,6 +131,14 @@ class Fleet:
         except PdserveError as error:
             self.remove(worker, error)
             return
+        except Exception as error:
+            logger.exception("worker %s: connecting to it failed", worker.info.key)
+            self.remove(worker, PdserveError(ErrorReason.INTERNAL, f"connecting to it failed: {type(error).__name__}"))
+            return
+        if worker.gone:  # removed in the very turn in which the dial succeeded
+            connection.close()
+            await connection.closed()
+            return
         worker.connection = connection
         logger.info("worker %s is live", worker.info.key)
         self.changes.notify()
@@ -210,6 +218,7 @@ def _check_itself(info: WorkerInfo, models: Mapping[str, ModelInfo]) -> None:
         "roles": not info.roles,
         "kv_layouts": not info.kv_layouts,
         "control_address": not info.control_address,
+        "kv_address": Role.DECODE in info.roles and not info.kv_address,
         "capacity.num_blocks": not info.capacity.num_blocks,
         "capacity.block_size": not info.capacity.block_size,
     }

@@ -81,11 +81,17 @@ def has_prefill_room(view: WorkerView, need: Need) -> bool:
 
 
 def link(prefill: WorkerInfo, decode: WorkerInfo, allowed: Seq[str]) -> tuple[str, KvLayout] | None:
-    """Transport and layout of a pair, or None if it can't exchange KV. `allowed` is in order of preference."""
+    """Transport and layout of a pair, or None if it can't exchange KV. `allowed` is in order of preference.
+
+    Two workers that both do both never work for each other: each prompt would hold blocks on one while it waits for
+    blocks on the other, and two such prompts could wait for each other.
+    """
     layout = next((layout for layout in prefill.kv_layouts if layout in decode.kv_layouts), None)
     if layout is None or prefill.model.fingerprint != decode.model.fingerprint:
         return None
     same_worker = prefill.key == decode.key
+    if not same_worker and prefill.roles == decode.roles:
+        return None
     for transport in allowed:
         both_have_it = transport in prefill.transports and transport in decode.transports
         if both_have_it and (transport == LOCAL_TRANSPORT) == same_worker:

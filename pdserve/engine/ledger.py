@@ -1,5 +1,6 @@
 """The authority on promised KV blocks: lifetime reservations with leases. Counts only; block ids are the pool's."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,12 +10,16 @@ from pdserve.core.reservation import blocks_for_tokens
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """`num_blocks` promised to one sequence until released, or until nobody renewed it before `lease_end_s`."""
+    """`num_blocks` promised to one sequence until released.
+
+    It is due to be released when nobody has renewed it before `lease_end_s`, and at `deadline_s` whoever renews it.
+    """
 
     reservation_id: int
     sequence_id: SequenceId
     num_blocks: int
     lease_end_s: float
+    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,9 @@ class ReservationLedger:
     def num_unreserved_blocks(self) -> int:
         return self.num_usable_blocks - self.num_reserved_blocks
 
-    def reserve(self, sequence_id: SequenceId, demand: Demand, now_s: float) -> Reservation | Denied:
+    def reserve(
+        self, sequence_id: SequenceId, demand: Demand, now_s: float, deadline_s: float = math.inf
+    ) -> Reservation | Denied:
         """Answer at once. Asking again for the same sequence gives the same reservation."""
         if (held := self._by_sequence.get(sequence_id)) is not None:
             return self._reservations[held]
@@ -78,7 +85,7 @@ class ReservationLedger:
         if needed > self.num_unreserved_blocks:
             never_fits = needed > self.num_usable_blocks
             return Denied(needed, self.num_unreserved_blocks, self.version, never_fits)
-        reservation = Reservation(self._next_id, sequence_id, needed, now_s + self.lease_s)
+        reservation = Reservation(self._next_id, sequence_id, needed, now_s + self.lease_s, deadline_s)
         self._next_id += 1
         self._reservations[reservation.reservation_id] = reservation
         self._by_sequence[sequence_id] = reservation.reservation_id
@@ -116,5 +123,5 @@ class ReservationLedger:
         return True
 
     def expired(self, now_s: float) -> list[Reservation]:
-        """Those whose lease has run out; they stay granted until released, when their blocks are really free."""
-        return [reservation for reservation in self._reservations.values() if reservation.lease_end_s <= now_s]
+        """Those whose time is up; they stay granted until released, when their blocks are really free."""
+        return [r for r in self._reservations.values() if min(r.lease_end_s, r.deadline_s) <= now_s]

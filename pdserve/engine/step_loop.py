@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pdserve.core.errors import PdserveError
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.events import Event, StageSnapshot
 from pdserve.engine.interfaces import Runner, Stage
@@ -80,7 +81,10 @@ class EngineThread:
             self._thread.join()
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run `function` on the engine thread between two steps; from any thread."""
+        """Run `function` on the engine thread between two steps; from any thread.
+
+        A PdserveError is the caller's to hear. Anything else ends the engine, too: see `on_crash`.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -88,15 +92,17 @@ class EngineThread:
                 return
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - belongs to the caller, who holds the future
+            except BaseException as error:
                 future.set_exception(error)
+                if not isinstance(error, PdserveError):
+                    raise
 
         self._inbox.put(run)
         return future
 
     def post(self, function: Callable[[], object]) -> None:
-        """As `call`, for callers that want no answer: a failure is logged."""
-        self.call(function).add_done_callback(_log_failure)
+        """As `call`, for what needs no answer and cannot be refused."""
+        self._inbox.put(function)
 
     def _run(self) -> None:
         try:
@@ -144,8 +150,3 @@ class EngineThread:
             stage.apply(plan, sampled[start : start + len(plan)], now_s)
             start += len(plan)
         self.step_count += 1
-
-
-def _log_failure(future: "Future[object]") -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        logger.error("a posted engine command failed", exc_info=error)

@@ -6,19 +6,22 @@ Knows nothing of what the worker computes.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import grpc.aio
 
 from pdserve.client.channels import aio_channel
 from pdserve.client.errors import error_from_rpc
-from pdserve.core.errors import ErrorReason
+from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.serving.load import WorkerLoad
 from pdserve.v1 import fleet_pb2, fleet_pb2_grpc
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 RECONNECT_S = 0.5
+REFUSED_S = 5.0
 MIN_REPORT_GAP_S = 0.02
 
 
@@ -33,16 +36,17 @@ class CoordinatorLink:
     ) -> None:
         self.address = address
         self.registered = asyncio.Event()
+        self.ever_joined = False
+        self.refused = False
         self._registration = registration
         self._load = load
         self._changed = asyncio.Event()
         self._leaving = asyncio.Event()
 
-    async def run(self) -> None:
-        """Stay registered; returns after `leave`.
+    async def run(self) -> bool:
+        """Stay registered. True after `leave`; false if the coordinator refused this worker for what it is.
 
-        Raises:
-            PdserveError: INCOMPATIBLE_PEER, if the coordinator refuses this worker for what it is.
+        A refusal is logged, and followed by a pause: what it was compared with may change.
         """
         while not self._leaving.is_set():
             try:
@@ -50,15 +54,20 @@ class CoordinatorLink:
                     await self._member(fleet_pb2_grpc.FleetStub(channel))
             except grpc.aio.AioRpcError as rpc_error:
                 error = error_from_rpc(rpc_error)
-                if error.reason is ErrorReason.INCOMPATIBLE_PEER:
-                    raise error from rpc_error
-                if self.registered.is_set():
-                    dismissed = error.reason is ErrorReason.STALE
-                    logger.log(
-                        logging.INFO if dismissed else logging.WARNING, "lost coordinator %s: %s", self.address, error
-                    )
+                self.refused = error.reason is ErrorReason.INCOMPATIBLE_PEER
+                if self.refused:
+                    logger.error("coordinator %s refused this worker: %s", self.address, error)
+                    await _wait(self._leaving, REFUSED_S if self.ever_joined else RECONNECT_S)
+                    return self._leaving.is_set()
+                self._log_loss(error)
+            except asyncio.CancelledError:
+                # grpc.aio raises it, too, for a stream whose own report generator failed.
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                logger.exception("the reports to coordinator %s broke off", self.address)
             self.registered.clear()
             await _wait(self._leaving, RECONNECT_S)
+        return True
 
     async def drain(self) -> None:
         """Ask for nothing new. A coordinator that is gone will send nothing new either."""
@@ -81,10 +90,30 @@ class CoordinatorLink:
         self._changed.set()
 
     async def _member(self, stub: "fleet_pb2_grpc.FleetAsyncStub") -> None:
-        response = await stub.Register(self._registration, wait_for_ready=True, timeout=10.0)
+        response = await self._register(stub)
+        if response is None:
+            return
         logger.info("registered with %s", self.address)
         self.registered.set()
+        self.ever_joined = True
         await stub.ReportLoad(self._reports(response.report_interval_ms / 1000))
+
+    async def _register(self, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.RegisterResponse | None:
+        """None: it is time to leave, before there was an answer."""
+        call = asyncio.ensure_future(_answer(stub.Register(self._registration, wait_for_ready=True, timeout=10.0)))
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait({call, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else None
+        finally:
+            leaving.cancel()
+            call.cancel()
+
+    def _log_loss(self, error: PdserveError) -> None:
+        if self.registered.is_set():
+            dismissed = error.reason is ErrorReason.STALE
+            level = logging.INFO if dismissed else logging.WARNING
+            logger.log(level, "lost coordinator %s: %s", self.address, error)
 
     async def _reports(self, interval_s: float) -> AsyncIterator[fleet_pb2.LoadReport]:
         while not self._leaving.is_set():
@@ -95,6 +124,10 @@ class CoordinatorLink:
             yield report
             await asyncio.sleep(MIN_REPORT_GAP_S)
             await _wait(self._changed, interval_s)
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    return await call
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -54,7 +54,8 @@ class _OutputStream:
 class OutputStreams:
     """The open streams of one service, by coordinator incarnation. Outputs for one that is gone are dropped.
 
-    `step_count` is read for every message; `on_end` hears of each coordinator whose stream ended unreplaced.
+    `step_count` is read for every message. `on_end` hears of a coordinator whenever a stream of its ends or is
+    replaced: what it asked for on that stream, it has given up.
     """
 
     worker_incarnation: int
@@ -71,10 +72,10 @@ class OutputStreams:
             return
         coordinator = first.coordinator_incarnation
         stream = self._open(coordinator)
-        handle(first)
 
         async def read() -> None:
             try:
+                handle(first)
                 async for message in commands:
                     handle(message)
             finally:
@@ -112,5 +113,6 @@ class OutputStreams:
         stream = _OutputStream()
         if (old := self._streams.get(coordinator_incarnation)) is not None:
             old.close()
+            self.on_end(coordinator_incarnation)
         self._streams[coordinator_incarnation] = stream
         return stream

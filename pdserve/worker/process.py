@@ -107,12 +107,11 @@ class _Process:
         ready({"worker_id": self._parts.worker_id})
 
     async def _keep(self, link: CoordinatorLink) -> None:
-        try:
-            await link.run()
-        except PdserveError as error:
-            logger.error("coordinator %s refused this worker: %s", link.address, error)
-            self._exit_code = 2
-            self._stop.set()
+        """A coordinator's refusal ends this worker only if nobody ever took it; others' streams go on."""
+        while not await link.run():
+            if all(other.refused for other in self._links) and not any(other.ever_joined for other in self._links):
+                self._exit_code = 2
+                self._stop.set()
 
     def _registration(self, control_port: int) -> fleet_pb2.RegisterRequest:
         parts, layout = self._parts, self._loaded.paged_kv.layout
@@ -144,13 +143,22 @@ class _Process:
         self._loop.call_soon_threadsafe(self._dispatch, turn)
 
     def _dispatch(self, turn: Turn) -> None:
-        for service, events, snapshot in zip(self._worker.services, turn.events, turn.snapshots, strict=True):
-            service.handle_turn(events, snapshot)
+        try:
+            for service, events, snapshot in zip(self._worker.services, turn.events, turn.snapshots, strict=True):
+                service.handle_turn(events, snapshot)
+        except Exception:
+            logger.critical("a turn's events could not be handled: stopping", exc_info=True)
+            self._crash()
         self._load_changed()
 
     def _engine_crashed(self, _: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._crash)
+
+    def _crash(self) -> None:
+        """Whoever cannot account for its blocks must not serve: stop without a drain."""
         self._exit_code = 1
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._stop.set()
+        self._changed.set()
 
     def _load_changed(self) -> None:
         self._changed.set()
@@ -192,7 +200,7 @@ class _Process:
         self._draining = True
         self._load_changed()
         await asyncio.gather(*(link.drain() for link in self._links))
-        if await self._wait_idle(self._settings.drain_s):
+        if await self._wait_idle(self._settings.drain_s) or self._exit_code == 1:
             return
         logger.warning("%d requests did not end in time", self._num_requests)
         for service in self._worker.services:
@@ -202,7 +210,7 @@ class _Process:
     async def _wait_idle(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
-                while self._num_requests > 0:
+                while self._num_requests > 0 and self._exit_code != 1:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -214,10 +222,9 @@ class _Process:
         for service in self._worker.services:
             service.close()
         await server.stop(grace=1.0)
-        if self._exit_code != 1:
-            await asyncio.to_thread(self._worker.engine.stop)
-            parts.pool.check_integrity()
-        if self._num_requests == 0 and parts.pool.num_free_blocks != parts.pool.num_blocks:
+        await asyncio.to_thread(self._worker.engine.stop)
+        parts.pool.check_integrity()
+        if self._exit_code != 1 and self._num_requests == 0 and parts.pool.num_free_blocks != parts.pool.num_blocks:
             raise RuntimeError(f"{parts.pool.num_blocks - parts.pool.num_free_blocks} blocks were lost")
         await asyncio.to_thread(self._worker.close)
         logger.info("stopped with %d of %d blocks free", parts.pool.num_free_blocks, parts.pool.num_blocks)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -12,7 +13,7 @@ from pdserve.core.sampling import FinishReason, SamplingParams
 from pdserve.engine.sequence import Chunk
 from tests.support.bench_fleet import fleet, prompt_of
 from tests.support.fake_engine import FakeStore, expected_output
-from tests.support.worker_bench import WAIT_S, BenchWorker, bench_settings
+from tests.support.worker_bench import WAIT_S, BenchWorker, Coordinator, bench_settings, until
 
 BLOCK = 4
 
@@ -284,3 +285,90 @@ async def test_senseless_submits_are_refused_and_cost_their_neighbours_nothing(c
         await coordinator.until(lambda: len(coordinator.streams[30].tokens) > 0 or colocated)
         coordinator.cancel(30)
         assert (await coordinator.finished(1)).output == expected_output(good, 30)
+
+
+async def test_kv_that_is_handed_over_in_the_step_that_forgot_its_sequence_is_given_back() -> None:
+    """A deadline expires the decode half in the very step whose prefill half completes."""
+    stepping, go = threading.Event(), threading.Event()
+
+    def hold_first(_: Seq[Chunk]) -> None:
+        if not stepping.is_set():
+            stepping.set()
+            assert go.wait(WAIT_S)
+
+    worker = BenchWorker("colocated", bench_settings(token_budget=8), before_run=hold_first)
+    async with fleet(worker, colocated=True) as coordinator:
+        prompt, params = prompt_of(14), SamplingParams(max_tokens=8, temperature=0.0)
+        granted = (await coordinator.reserve(1, 22)).granted
+        coordinator.submit_prefill(1, prompt, params, coordinator.target(granted.reservation_id))
+        assert await asyncio.to_thread(stepping.wait, WAIT_S)
+        coordinator.submit_decode(1, prompt, params, granted.reservation_id, deadline_s=0.0)
+        await until(lambda: worker.worker.engine.has_commands)
+        go.set()
+        await coordinator.until(lambda: coordinator.streams[1].error is not None)
+
+
+async def test_a_remote_prompt_waiting_on_a_colocated_worker_gets_blocks_that_decode_gave_back() -> None:
+    colocated, decode = await BenchWorker("colocated", num_blocks=16).start(), await BenchWorker("decode").start()
+    local, remote = Coordinator(colocated, colocated), Coordinator(colocated, decode, incarnation=8)
+    try:
+        await local.reserve(100, 60)  # 15 of 16 blocks
+        await remote.submit(1, prompt_of(19))
+        await until(lambda: colocated.worker.services[1].num_requests == 1)
+        local.cancel(100)
+        assert (await remote.finished(1)).output == expected_output(prompt_of(19), 8)
+        for worker in (colocated, decode):
+            await worker.until_empty()
+    finally:
+        await local.close()
+        await remote.close()
+        await colocated.stop()
+        await decode.stop()
+
+
+async def test_a_stream_opened_anew_gives_up_what_the_old_one_held() -> None:
+    """No heartbeat of the new stream may keep alive what its coordinator has forgotten."""
+    async with fleet() as coordinator:
+        await coordinator.reserve(1, 40)
+        again = Coordinator(coordinator.prefill, coordinator.decode)
+        await coordinator.decode.until_empty()
+        await again.submit(2, prompt_of(6))
+        assert (await again.finished(2)).output == expected_output(prompt_of(6), 8)
+        await again.close()
+
+
+async def test_a_refused_decode_submit_gives_its_reservation_back() -> None:
+    async with fleet() as coordinator:
+        for number, params in ((1, SamplingParams(max_tokens=100)), (2, SamplingParams(max_tokens=0))):
+            granted = (await coordinator.reserve(number, 8)).granted
+            coordinator.submit_decode(number, prompt_of(3), params, granted.reservation_id)
+            assert (await coordinator.finished(number)).error is not None
+        await coordinator.decode.until_empty()
+
+
+async def test_deadlines_hold_while_a_prompt_waits_for_room_and_while_a_reservation_waits_for_kv() -> None:
+    """I01 on the workers themselves: whatever becomes of the coordinator's own cancel."""
+    stepping, go = threading.Event(), threading.Event()
+
+    def hold(_: Seq[Chunk]) -> None:
+        stepping.set()
+        assert go.wait(WAIT_S)
+
+    prefill = BenchWorker("prefill", num_blocks=4, before_run=hold)
+    async with fleet(prefill) as coordinator:
+        await coordinator.submit(1, prompt_of(13))
+        assert await asyncio.to_thread(stepping.wait, WAIT_S)
+        params = SamplingParams(max_tokens=8, temperature=0.0)
+        granted = (await coordinator.reserve(2, 21)).granted
+        target = coordinator.target(granted.reservation_id)
+        coordinator.submit_decode(2, prompt_of(13), params, granted.reservation_id)
+        coordinator.submit_prefill(2, prompt_of(13), params, target, deadline_s=30.0)
+        await until(lambda: prefill.worker.services[0].num_requests == 2)
+        prefill.worker.services[0].reap(time.monotonic() + 31.0)
+        await coordinator.until(lambda: coordinator.streams[2].error is not None)
+        assert coordinator.streams[2].error.reason is ErrorReason.DEADLINE_EXCEEDED  # type: ignore[union-attr]
+        assert prefill.runner.num_tokens == 0
+        coordinator.decode.worker.services[0].reap(time.monotonic() + 61.0)
+        await coordinator.decode.until_empty()
+        go.set()
+        coordinator.cancel(1)

@@ -105,3 +105,17 @@ def test_a_stage_that_breaks_its_own_rules_ends_the_engine_loudly() -> None:
     harness.engine.call(lambda: harness.pool.allocate(64, owner)).result(WAIT_S)  # behind the ledger's back
     harness.engine.post(lambda: harness.stage.submit(PrefillJob(sequence, 1e12, 0.0, None)))
     assert isinstance(harness.crashes.get(timeout=WAIT_S), RuntimeError)
+
+
+def test_a_posted_command_that_fails_ends_the_engine_too() -> None:
+    harness = Harness(FakeRunner(4))
+    harness.engine.post(lambda: harness.pool.free([0], Owner(OwnerKind.INBOUND, make_sequence(1, 1).id)))
+    assert isinstance(harness.crashes.get(timeout=WAIT_S), RuntimeError)
+
+
+def test_a_call_that_breaks_the_rules_ends_the_engine_and_tells_the_caller() -> None:
+    harness = Harness(FakeRunner(4))
+    future = harness.engine.call(lambda: harness.pool.free([0], Owner(OwnerKind.INBOUND, make_sequence(1, 1).id)))
+    with pytest.raises(RuntimeError, match="belongs to None"):
+        future.result(WAIT_S)
+    assert isinstance(harness.crashes.get(timeout=WAIT_S), RuntimeError)

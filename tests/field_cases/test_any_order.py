@@ -1,13 +1,21 @@
 """E02: every order of abort, end of sending, end of receiving and a duplicate of each, beside a stream that goes on."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import pytest
 
-from kv_transfer.interfaces import OutboundEnd
+from decode_service.requests import DecodeRequests
+from decode_service.stage import DecodeJob
+from kv_transfer.interfaces import InboundCommit, OutboundEnd
 from pdserve.core.errors import ErrorReason, PdserveError
-from pdserve.engine.events import SequenceReleased
+from pdserve.core.ids import SequenceId
+from pdserve.engine.block_pool import OwnerKind
+from pdserve.engine.events import Event, SequenceReleased
+from pdserve.engine.ledger import Demand, Reservation, ReservationLedger
+from pdserve.engine.step_loop import EngineThread
+from tests.decode_service.test_stage import BLOCK
 from tests.decode_service.test_stage import Bench as DecodeBench
 from tests.prefill_service.test_stage import Bench as PrefillBench
 from tests.support.fake_engine import expected_output, make_sequence
@@ -61,43 +69,94 @@ def check_prefill(order: tuple[str, ...], num_steps: int) -> None:
     bench.assert_empty()
 
 
-@pytest.mark.parametrize("num_steps", [0, 2], ids=["at once", "while decoding"])
-def test_a_decode_stage_survives_every_order(num_steps: int) -> None:
+class InlineEngine:
+    """An engine thread whose commands run at once."""
+
+    def post(self, function: Callable[[], object]) -> None:
+        function()
+
+
+class DecodeWorker:
+    """Ledger, requests and stage of a decode worker, stepped by hand; KV arrives when the test says so."""
+
+    def __init__(self) -> None:
+        self.bench = DecodeBench(num_blocks=16)
+        self.ledger = ReservationLedger(16, BLOCK, lease_s=10.0)
+        self.refused: list[PdserveError] = []
+        self.requests = DecodeRequests(
+            self.ledger,
+            cast("EngineThread", InlineEngine()),
+            self.bench.stage,
+            lambda _, error: self.refused.append(error),
+            ledger_changed=lambda: None,
+        )
+        self.writing: dict[SequenceId, tuple[int, ...]] = {}
+
+    @property
+    def num_held_blocks(self) -> int:
+        return self.bench.pool.num_blocks - self.bench.pool.num_free_blocks
+
+    def begin(self, job: DecodeJob) -> int:
+        """Reserve, submit, and let a writer in; the reservation's id."""
+        num_tokens = len(job.token_ids) + job.sampling.max_tokens
+        reservation = self.requests.reserve(job.sequence_id, Demand(num_tokens, num_tokens), now_s=0.0)
+        assert isinstance(reservation, Reservation)
+        self.requests.submit(job, reservation.reservation_id)
+        self.requests.begin_inbound(job.sequence_id, reservation.reservation_id, num_blocks=2)
+        self.writing[job.sequence_id] = self.bench.stage.allocate_inbound(job.sequence_id, 2)
+        return reservation.reservation_id
+
+    def received(self, job: DecodeJob, reservation_id: int) -> None:
+        """The writer is done: its blocks are adopted, or given back if that is refused."""
+        block_ids = self.writing.pop(job.sequence_id, None)
+        if block_ids is not None:
+            token = expected_output(job.token_ids, 1)[0]
+            commit = InboundCommit(job.sequence_id, reservation_id, block_ids, len(job.token_ids), (token,), 0, 0.0)
+            try:
+                self.requests.check_live(job.sequence_id, reservation_id)
+                self.bench.stage.adopt(commit, OwnerKind.INBOUND, 0.0)
+            except PdserveError:
+                self.bench.stage.release_inbound(job.sequence_id, block_ids)
+        self.requests.inbound_ended(job.sequence_id)
+
+    def step(self) -> None:
+        if self.bench.stage.has_work:
+            self.settle(self.bench.step())
+        self.settle(self.bench.stage.take_events())
+
+    def settle(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, SequenceReleased):
+                self.requests.engine_released(event.sequence_id)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2], ids=["at once", "after a step", "after two steps"])
+def test_a_decode_worker_survives_every_order(num_steps: int) -> None:
     for order in ABORT_AND_RECEIVED:
         check_decode(order, num_steps)
 
 
 def check_decode(order: tuple[str, ...], num_steps: int) -> None:
-    bench = DecodeBench()
-    job, bystander = bench.job(1, [1, 2, 3, 4, 5]), bench.job(2, [7, 8, 9])
-    bench.stage.submit(bystander)
-    bench.deliver(bystander)
-
-    def receive() -> None:
-        before = bench.pool.num_free_blocks
-        blocks: list[int] = []
-        allocate = bench.stage.allocate_inbound
-        bench.stage.allocate_inbound = lambda s, n: blocks.extend(found := allocate(s, n)) or found  # type: ignore[method-assign]
-        try:
-            bench.deliver(job)
-        except PdserveError as error:
-            assert error.reason is ErrorReason.STALE
-            bench.stage.release_inbound(job.sequence_id, blocks)
-            assert bench.pool.num_free_blocks == before
-        finally:
-            bench.stage.allocate_inbound = allocate  # type: ignore[method-assign]
-
+    worker = DecodeWorker()
+    job, bystander = worker.bench.job(1, [1, 2, 3, 4, 5]), worker.bench.job(2, [7, 8, 9, 1, 2, 3])
+    reservation_id = worker.begin(job)
+    worker.received(bystander, worker.begin(bystander))
     handlers: dict[str, Callable[[], object]] = {
-        "abort": lambda: bench.stage.cancel(job.sequence_id),
-        "received": receive,
-        "submit": lambda: bench.stage.submit(job),
+        "abort": lambda: worker.requests.cancel(job.sequence_id),
+        "received": lambda: worker.received(job, reservation_id),
+        "submit": lambda: worker.requests.submit(job, reservation_id),
     }
     for event in order:
         handlers[event]()
+        worker.settle(worker.bench.stage.take_events())
         for _ in range(num_steps):
-            bench.step()
-    bench.stage.cancel(job.sequence_id)
-    bench.run_until_idle()
-    assert bench.outputs[bystander.sequence_id] == expected_output(bystander.token_ids, 8)[1:], order
-    assert bench.stage.totals.num_stale >= 1
-    bench.assert_empty()
+            worker.step()
+        assert worker.num_held_blocks <= worker.ledger.num_reserved_blocks, "blocks without a reservation"
+    assert len(worker.requests) <= 1, order
+    while worker.bench.stage.has_work:
+        worker.step()
+    assert worker.bench.outputs[bystander.sequence_id] == expected_output(bystander.token_ids, 8)[1:], order
+    assert worker.requests.num_stale + worker.bench.stage.totals.num_stale >= 2
+    assert (len(worker.requests), worker.ledger.num_reserved_blocks) == (0, 0), order
+    assert all(error.reason is ErrorReason.STALE for error in worker.refused)
+    worker.bench.assert_empty()

@@ -110,3 +110,17 @@ async def test_two_requests_at_once_under_one_request_id_are_two_requests(tiny_m
         assert [text for text, _ in together] == [text for text, _ in alone]
         assert {label for _, label in together} == {"same"}
         await door.until_idle()
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_prompt_of_the_whole_context_arrives_intact(tiny_model: Path, api: str) -> None:
+    """K02: as ids, over every API and on to the workers."""
+    async with front_door(tiny_model, num_blocks=1024) as door:
+        prompt = [3 + i % 297 for i in range(4094)]
+        received: list[tuple[int, ...]] = []
+        submit = door.decode._submit_decode
+        door.decode._submit_decode = lambda s: (received.append(tuple(s.token_ids)), submit(s))  # type: ignore[method-assign]
+        answer = await door.ask(api, prompt, max_tokens=2)
+        assert answer.finish_reasons == {0: "length"}
+        assert received == [tuple(prompt)]
+        assert door.prefill.num_prefill_tokens == 4094

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -10,7 +10,14 @@ import pytest
 
 from tests.coordinator.http_api.conftest import app_of
 from tests.coordinator.text.test_output_text import splits
-from tests.coordinator.text_fakes import EOS, ScriptedScheduler, build_generator, byte_tokenizer, scheduler_of, text_model
+from tests.coordinator.text_fakes import (
+    EOS,
+    ScriptedScheduler,
+    build_generator,
+    byte_tokenizer,
+    scheduler_of,
+    text_model,
+)
 
 ENDPOINTS = ["/v1/completions", "/v1/chat/completions"]
 SMILE = "😊".encode()
@@ -140,3 +147,15 @@ async def test_max_tokens_is_exact_and_the_stream_is_closed(endpoint: str, max_t
         assert await both(client, endpoint, max_tokens=max_tokens) == Outcome(
             "abcdefgh"[:max_tokens], "length", max_tokens
         )
+
+
+async def test_ids_between_the_tokenizers_end_and_the_embeddings_are_taken() -> None:
+    """C02: as docs/api.md rules; from the embedding's end on they are refused by index."""
+    model = text_model()
+    rows = model.info.vocab_size + 7
+    padded = replace(model, info=replace(model.info, vocab_size=rows))
+    app = app_of(build_generator(scheduler_of([ord("x")], [EOS]), padded))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20) as client:
+        assert (await client.post(ENDPOINTS[0], json={"prompt": [1, rows - 1]})).status_code == 200
+        refused = await client.post(ENDPOINTS[0], json={"prompt": [1, rows]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt[1]")

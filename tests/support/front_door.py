@@ -148,7 +148,7 @@ def read_answer(status: int, events: list[str], streamed: bool) -> Answer:
 @asynccontextmanager
 async def front_door(model: Path, num_blocks: int = 256, **settings: object) -> AsyncIterator[FrontDoor]:
     """`model`: whose tokenizer and limits to use. Closes everything at the end."""
-    values = {"http_port": 0, "grpc_port": 0, "drain_s": 5.0, **settings}
+    values = {"http_port": 0, "grpc_port": 0, "drain_s": 5.0, "stalled_after_s": 600.0, **settings}
     all_settings = Settings(
         model=ModelSettings(source=str(model), served_name=MODEL.name, dtype="float32"),
         coordinator=CoordinatorSettings.model_validate(values),

@@ -158,6 +158,13 @@ class BenchWorker:
         self.pool.check_integrity()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """For what announces itself to nobody, such as another thread's inbox."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 _incarnations = itertools.count(100)
 
 

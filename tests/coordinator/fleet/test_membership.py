@@ -4,6 +4,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from coordinator.fleet.membership import Fleet, FleetConfig
 from coordinator.fleet.values import Role, WorkerState
 from coordinator.sequences import SequencePhase
 from pdserve.client.channels import aio_channel
@@ -26,6 +27,7 @@ async def register(rig: Rig, **changes: object) -> PdserveError | None:
         "kv_layouts": [kv_layout_to_proto(LAYOUT)],
         "transports": ["grpc"],
         "control_address": "127.0.0.1:9",
+        "kv_address": "127.0.0.1:9",
         "capacity": fleet_pb2.Capacity(num_blocks=10, block_size=4),
     }
     async with aio_channel(rig.address) as channel:
@@ -47,6 +49,7 @@ async def register(rig: Rig, **changes: object) -> PdserveError | None:
         ({"model": model_info_to_proto(replace(MODEL, eos_token_ids=(1, 2)))}, "eos_token_ids"),
         ({"kv_layouts": [kv_layout_to_proto(LAYOUT)], "roles": []}, "roles"),
         ({"kv_layouts": []}, "kv_layouts"),
+        ({"kv_address": ""}, "kv_address"),
         ({"worker": fleet_pb2.WorkerId(worker_id="new")}, "incarnation"),
         ({"capacity": fleet_pb2.Capacity(block_size=4)}, "num_blocks"),
     ],
@@ -167,3 +170,40 @@ async def test_status_tells_everything() -> None:
         assert not status.draining
         decode.script.decode.set()
         await asyncio.gather(read_all(running), read_all(queued))
+
+
+class _Dial:
+    """A connection that opens when the test says so."""
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_closed = False
+
+    async def start(self) -> None:
+        await self.opened
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def closed(self) -> None:
+        assert self.is_closed
+
+
+async def test_a_connection_that_opens_as_its_worker_is_removed_is_closed() -> None:
+    async with scheduling_rig() as rig:
+        decode = await rig.add("d0", "decode")
+        info = rig.fleet.workers()[0].info
+        await decode.kill()
+        dials: list[_Dial] = []
+
+        def connect(*_: object) -> _Dial:
+            dials.append(_Dial())
+            return dials[-1]
+
+        fleet = Fleet(FleetConfig({MODEL.name: MODEL}, 10.0), connect, lambda: 0.0)  # type: ignore[arg-type]
+        fleet.register(info)
+        await asyncio.sleep(0)
+        dials[0].opened.set_result(None)
+        fleet.register(replace(info, key=replace(info.key, incarnation=info.key.incarnation + 1)))
+        await asyncio.wait_for(fleet.close(), 20.0)
+        assert dials[0].is_closed

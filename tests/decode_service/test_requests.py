@@ -1,0 +1,213 @@
+"""Any interleaving of the loop, the engine and transfers around one decode worker: ledger and pool end up as one."""
+
+from collections import deque
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from decode_service.requests import DecodeRequests
+from decode_service.scheduler import DecodeScheduler
+from decode_service.stage import DecodeJob, DecodeStage
+from kv_transfer.interfaces import InboundCommit
+from pdserve.core.errors import PdserveError
+from pdserve.core.ids import SequenceId
+from pdserve.core.sampling import SamplingParams
+from pdserve.engine.block_pool import BlockPool, OwnerKind
+from pdserve.engine.events import SequenceReleased
+from pdserve.engine.ledger import Demand, Reservation, ReservationLedger
+from pdserve.engine.step_loop import StageResources
+from tests.support.fake_engine import FakeRunner, expected_output
+
+BLOCK = 4
+NUM_BLOCKS = 12
+COORDINATOR = 7
+NUMBERS = st.integers(1, 3)
+
+
+class _Engine:
+    """Stands for EngineThread: what is posted waits until the test lets the engine turn."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Callable[[], object]] = deque()
+
+    def post(self, function: Callable[[], object]) -> None:
+        self.inbox.append(function)
+
+
+class DecodeWorkerMachine(RuleBasedStateMachine):
+    """Loop callbacks, engine turns and event deliveries happen in any order, as threads would have it."""
+
+    @initialize()
+    def start(self) -> None:
+        self.now_s = 0.0
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.ledger = ReservationLedger(NUM_BLOCKS, BLOCK, lease_s=1000.0)
+        self.stage = DecodeStage(DecodeScheduler(2), StageResources(self.pool, BLOCK, frozenset({0})))
+        self.runner = FakeRunner(BLOCK)
+        self.engine = _Engine()
+        self.loop: deque[Callable[[], object]] = deque()
+        self.failed: list[SequenceId] = []
+        self.requests = DecodeRequests(
+            self.ledger,
+            self.engine,  # type: ignore[arg-type]
+            self.stage,
+            lambda sequence_id, _: self.failed.append(sequence_id),
+            lambda: None,
+        )
+        self.requests.cancel_inbound = self.cancel_inbound
+        self.reservations: dict[int, Reservation] = {}
+        self.inbound: dict[int, tuple[int, ...]] = {}
+
+    def sequence_id(self, number: int) -> SequenceId:
+        return SequenceId(COORDINATOR, number)
+
+    def cancel_inbound(self, reservation: Reservation) -> None:
+        """As a receiver does: the blocks of a transfer that is not being committed go back through the engine."""
+        number = reservation.sequence_id.sequence
+        if number in self.inbound:
+            self.give_back(number)
+
+    def give_back(self, number: int) -> None:
+        block_ids, sequence_id = self.inbound.pop(number), self.sequence_id(number)
+
+        def release() -> None:
+            self.stage.release_inbound(sequence_id, block_ids)
+            self.loop.append(lambda: self.requests.inbound_ended(sequence_id))
+
+        self.engine.post(release)
+
+    # --- the coordinator ----------------------------------------------------------------------------------------------
+
+    @rule(number=NUMBERS, num_tokens=st.integers(9, 20), deadline_s=st.sampled_from([3.0, 6.0, 1e9]))
+    def reserve(self, number: int, num_tokens: int, deadline_s: float) -> None:
+        try:
+            answer = self.requests.reserve(
+                self.sequence_id(number), Demand(num_tokens, num_tokens), self.now_s, self.now_s + deadline_s
+            )
+        except PdserveError:
+            return
+        if isinstance(answer, Reservation):
+            self.reservations[number] = answer
+
+    @rule(number=NUMBERS, deadline_s=st.sampled_from([0.5, 2.0, 1e9]))
+    def submit(self, number: int, deadline_s: float) -> None:
+        if number in self.reservations:
+            params = SamplingParams(max_tokens=4, temperature=0.0)
+            job = DecodeJob(self.sequence_id(number), (1, 2, 3, 4, 5), 5, params, self.now_s + deadline_s, 0)
+            self.requests.submit(job, self.reservations[number].reservation_id)
+
+    @rule(number=NUMBERS)
+    def cancel(self, number: int) -> None:
+        self.requests.cancel(self.sequence_id(number))
+
+    @rule()
+    def stream_ends(self) -> None:
+        self.requests.cancel_coordinator(COORDINATOR)
+
+    @rule()
+    def reap(self) -> None:
+        self.requests.reap(self.now_s)
+
+    # --- a transfer ---------------------------------------------------------------------------------------------------
+
+    @rule(number=NUMBERS)
+    def transfer_begins(self, number: int) -> None:
+        if number not in self.reservations or number in self.inbound:
+            return
+        sequence_id = self.sequence_id(number)
+        try:
+            self.requests.begin_inbound(sequence_id, self.reservations[number].reservation_id, 2)
+        except PdserveError:
+            return
+
+        def allocate() -> None:
+            try:
+                self.inbound[number] = self.stage.allocate_inbound(sequence_id, 2)
+            except PdserveError:
+                self.loop.append(lambda: self.requests.inbound_ended(sequence_id))
+
+        allocate()  # its answer is waited for; nothing of this transfer can happen before
+
+    @rule(number=NUMBERS)
+    def transfer_commits(self, number: int) -> None:
+        if number not in self.inbound:
+            return
+        sequence_id, reservation = self.sequence_id(number), self.reservations[number]
+        try:
+            self.requests.check_live(sequence_id, reservation.reservation_id)
+        except PdserveError:
+            self.give_back(number)
+            return
+        block_ids = self.inbound.pop(number)
+        token = expected_output((1, 2, 3, 4, 5), 1)[0]
+        commit = InboundCommit(sequence_id, reservation.reservation_id, block_ids, 5, (token,), 0, 0.0)
+
+        def adopt() -> None:
+            self.stage.adopt(commit, OwnerKind.INBOUND, self.now_s)
+            self.loop.append(lambda: self.requests.inbound_ended(sequence_id))
+
+        self.engine.post(adopt)
+
+    @rule(number=NUMBERS)
+    def transfer_fails(self, number: int) -> None:
+        if number in self.inbound:
+            self.give_back(number)
+
+    # --- threads take turns -------------------------------------------------------------------------------------------
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now_s += 1.0
+
+    @rule()
+    def loop_runs_one(self) -> None:
+        if self.loop:
+            self.loop.popleft()()
+
+    @rule()
+    def engine_runs_one_command(self) -> None:
+        if self.engine.inbox:
+            self.engine.inbox.popleft()()
+            self.publish()
+
+    @rule()
+    def engine_steps(self) -> None:
+        if self.stage.has_work:
+            chunks = self.stage.plan(self.now_s)
+            self.stage.apply(chunks, self.runner.run(chunks), self.now_s)
+            self.publish()
+
+    def publish(self) -> None:
+        for event in self.stage.take_events():
+            if isinstance(event, SequenceReleased):
+                sequence_id = event.sequence_id
+                self.loop.append(lambda sequence_id=sequence_id: self.requests.engine_released(sequence_id))
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def no_block_is_held_without_a_reservation(self) -> None:
+        if hasattr(self, "pool"):
+            held = self.pool.num_blocks - self.pool.num_free_blocks
+            assert held <= self.ledger.num_reserved_blocks <= NUM_BLOCKS
+
+    def teardown(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.requests.cancel_coordinator(COORDINATOR)
+        for number in list(self.inbound):
+            self.give_back(number)
+        while self.loop or self.engine.inbox or self.stage.has_work:
+            self.loop_runs_one()
+            self.engine_runs_one_command()
+            self.engine_steps()
+        assert len(self.requests) == 0
+        assert self.ledger.num_reserved_blocks == 0
+        assert self.pool.num_free_blocks == NUM_BLOCKS
+        self.pool.check_integrity()
+
+
+TestDecodeWorkerMachine = DecodeWorkerMachine.TestCase
+TestDecodeWorkerMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
