@@ -56,7 +56,7 @@ class DecodeInboundHost:
         await asyncio.wrap_future(
             self._engine.call(lambda: self._stage.adopt(commit, OwnerKind.INBOUND, time.monotonic()))
         )
-        self._requests.inbound_ended(commit.sequence_id)
+        self._requests.inbound_ended(commit.sequence_id, adopted=True)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

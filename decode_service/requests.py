@@ -22,6 +22,7 @@ class _Request:
     ended: bool = False
     engine_released: bool = False
     inbound_open: bool = False
+    has_kv: bool = False
 
 
 class DecodeRequests:
@@ -136,10 +137,13 @@ class DecodeRequests:
         """A writer of `num_blocks` blocks may start.
 
         Raises:
-            PdserveError: STALE, without a live reservation; or, with a time to ask again, while an earlier writer's
-                blocks are on their way back. INVALID_ARGUMENT, if the reservation is too small.
+            PdserveError: STALE, without a live reservation, or if its KV is here already; or, with a time to ask again,
+                while an earlier writer's blocks are on their way back. INVALID_ARGUMENT, if the reservation is too
+                small.
         """
         request = self._live(sequence_id, reservation_id)
+        if request.has_kv:
+            raise PdserveError(ErrorReason.STALE, "the sequence has its KV already")
         if request.inbound_open:
             message = "an earlier transfer of the sequence is still giving its blocks back"
             raise PdserveError(ErrorReason.STALE, message, retry_after_s=0.02)
@@ -156,13 +160,14 @@ class DecodeRequests:
         """
         self._live(sequence_id, reservation_id)
 
-    def inbound_ended(self, sequence_id: SequenceId) -> None:
+    def inbound_ended(self, sequence_id: SequenceId, *, adopted: bool = False) -> None:
         """No writer can touch the sequence's blocks any more: they were adopted, or given back to the pool."""
         request = self._requests.get(sequence_id)
         if request is None:
             self.num_stale += 1
             return
         request.inbound_open = False
+        request.has_kv |= adopted
         self._settle(sequence_id, request)
 
     def begin_local(self, sequence_id: SequenceId, reservation_id: int, num_tokens: int) -> None:
@@ -170,8 +175,8 @@ class DecodeRequests:
         self.begin_inbound(sequence_id, reservation_id, blocks_for_tokens(num_tokens, self._ledger.block_size))
 
     def end_local(self, sequence_id: SequenceId) -> None:
-        """This worker's own prefill holds nothing of the sequence any more."""
-        self.inbound_ended(sequence_id)
+        """This worker's own prefill holds nothing of the sequence any more; there will be no second one."""
+        self.inbound_ended(sequence_id, adopted=True)
 
     # --- from the engine ----------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class DecodeWorker:
     def begin(self, job: DecodeJob) -> int:
         """Reserve, submit, and let a writer in; the reservation's id."""
         num_tokens = len(job.token_ids) + job.sampling.max_tokens
-        reservation = self.requests.reserve(job.sequence_id, Demand(num_tokens, num_tokens), now_s=0.0)
+        reservation = self.requests.reserve(job.sequence_id, Demand(num_tokens, num_tokens), 0.0, 1e9)
         assert isinstance(reservation, Reservation)
         self.requests.submit(job, reservation.reservation_id)
         self.requests.begin_inbound(job.sequence_id, reservation.reservation_id, num_blocks=2)
