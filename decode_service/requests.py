@@ -91,7 +91,7 @@ class DecodeRequests:
         self._engine.post(lambda: self._stage.submit(job))
 
     def refuse(self, sequence_id: SequenceId, error: PdserveError) -> None:
-        """Fail a sequence that cannot be taken, and give back what was reserved for it, if anything was."""
+        """Fail a sequence that cannot be taken, or kept, and give back what was reserved for it, if anything was."""
         self._fail(sequence_id, error)
         self.cancel(sequence_id)
 
@@ -115,8 +115,9 @@ class DecodeRequests:
                 continue
             if reservation.deadline_s <= now_s:
                 error = PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed on the decode worker")
-                self._fail(reservation.sequence_id, error)
-            self.cancel(reservation.sequence_id)
+            else:
+                error = PdserveError(ErrorReason.WORKER_LOST, "the lease lapsed: no word came from the coordinator")
+            self.refuse(reservation.sequence_id, error)
 
     def cancel_coordinator(self, coordinator_incarnation: int) -> None:
         """A coordinator's stream ended: so do its requests."""

@@ -14,3 +14,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.tiny_models import write_tiny_llama  # imports torch, after the environment is set
 
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The real default model, from the cache that settings and environment name; fetched if it is not there."""
+    from pdserve.core.model_fetch import resolve_model
+    from pdserve.serving.settings_loader import load_settings
+
+    settings = load_settings({}, None, os.environ)
+    return resolve_model("smollm2-135m-instruct", settings.cache_dir.expanduser())

@@ -16,8 +16,8 @@ from pdserve.client.wire import PROTOCOL_VERSION
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import ModelInfo
 
-TEXT_FIELDS = ("vocab_size", "context_length", "eos_token_ids")
-"""What the text that a coordinator makes of a worker's tokens depends on."""
+MODEL_FIELDS = ("vocab_size", "context_length", "eos_token_ids", "dtype", "fingerprint")
+"""What makes a worker's model the one that the coordinator's files describe."""
 
 Connect = Callable[[WorkerInfo, WorkerEvents], Connection]
 
@@ -208,7 +208,7 @@ def _check_itself(info: WorkerInfo, models: Mapping[str, ModelInfo]) -> None:
         raise _incompatible(info, f"protocol_version {info.protocol_version}, the coordinator's is {PROTOCOL_VERSION}")
     if info.model_name not in models:
         raise _incompatible(info, f"model {info.model_name!r} is not served here")
-    for name in TEXT_FIELDS:
+    for name in MODEL_FIELDS:
         theirs, ours = getattr(info.model, name), getattr(models[info.model_name], name)
         if theirs != ours:
             raise _incompatible(info, f"{name} ({theirs}, {ours}) differs from the coordinator's files of the model")

@@ -12,7 +12,11 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, WithJsonSchem
 
 from coordinator.generation.inputs import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
 from coordinator.http_api.edge import Edge
+from coordinator.text.prompts import clean_text
 from pdserve.core.errors import invalid
+
+MAX_PROMPTS = 1024
+"""Beyond any max_choices; keeps a huge list from being taken apart before it is refused."""
 
 # By name: the values that ask for nothing. null always does.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
@@ -183,7 +187,7 @@ def _input(
         echo=echo,
         timeout_s=edge.timeout_s,
         tenant=edge.caller.tenant,
-        cache_salt=body.cache_salt or "",
+        cache_salt=clean_text(body.cache_salt or ""),
         label=edge.label,
         unsupported=tuple(asked),
     )
@@ -196,6 +200,8 @@ def _prompts(raw: object) -> tuple[Prompt, ...]:
     if not isinstance(raw, list):
         raise invalid("prompt must be text, a list of token ids, or a list of either", "prompt")
     items = cast("Sequence[object]", raw)
+    if len(items) > MAX_PROMPTS and not isinstance(items[0], int):
+        raise invalid(f"prompt may hold at most {MAX_PROMPTS} prompts", "prompt")
     if items and isinstance(items[0], str):
         return tuple(_text(item, f"prompt[{i}]") for i, item in enumerate(items))
     if items and isinstance(items[0], list):

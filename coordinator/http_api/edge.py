@@ -1,5 +1,6 @@
 """What happens to every HTTP request before its body is read: arrival time, label, caller, bounds. Parses no body."""
 
+import asyncio
 import re
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from pdserve.serving.settings import CoordinatorSettings
 TIMEOUT_HEADER = "X-Request-Timeout"
 LABEL_HEADER = "X-Request-Id"
 _LABEL = re.compile(r"[\x21-\x7e]{1,256}")
+BODY_TIMEOUT_S = 60.0
+"""For a whole body to arrive, unless the request's own deadline comes first."""
 _SECONDS = re.compile(r"\d{1,9}(\.\d{0,9})?")
 
 
@@ -63,7 +66,8 @@ class EdgeMiddleware:
             await error_response(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["edge"] = edge
-        await self._app(scope, _bounded(receive, self._settings.max_body_bytes), send)
+        body = _Body(receive, self._settings.max_body_bytes, min(edge.timeout_s or BODY_TIMEOUT_S, BODY_TIMEOUT_S))
+        await self._app(scope, body.receive, send)
 
     def _caller(self, scope: Scope, headers: Headers) -> Caller:
         if not str(scope["path"]).startswith("/v1/"):
@@ -97,17 +101,28 @@ def _with_label(send: Send, label: str) -> Send:
     return labelled
 
 
-def _bounded(receive: Receive, max_bytes: int) -> Receive:
-    """`receive` for bodies without a declared length."""
-    num_received = 0
+class _Body:
+    """`receive` with a bound on the body's bytes, for bodies without a declared length, and on its time."""
 
-    async def bounded() -> Message:
-        nonlocal num_received
-        message = await receive()
-        num_received += len(message.get("body", b""))
-        if num_received > max_bytes:
-            # An HTTPException, because FastAPI turns any other failure to read a body into a 400.
-            raise HTTPException(413, _too_large(max_bytes).message)
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._until_s = asyncio.get_running_loop().time() + timeout_s
+        self._num_received = 0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        if self._complete:  # what comes now is news of the connection
+            return await self._receive()
+        # HTTPExceptions, because FastAPI turns any other failure to read a body into a 400.
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(504, f"the body was not complete after {self._timeout_s:g} s") from None
+        self._num_received += len(message.get("body", b""))
+        if self._num_received > self._max_bytes:
+            raise HTTPException(413, _too_large(self._max_bytes).message)
+        self._complete = not message.get("more_body", False)
         return message
-
-    return bounded

@@ -35,9 +35,17 @@ def render_prompt(prompt: Prompt, model: TextModel) -> str | list[int]:
 
 
 def encode_prompt(prompt: Prompt, rendered: str | list[int], model: TextModel) -> list[int]:
-    """Token ids of a rendered prompt; a chat template has written the special tokens itself."""
+    """Token ids of a rendered prompt; a chat template has written the special tokens itself.
+
+    Raises:
+        PdserveError: INVALID_ARGUMENT, for a text that cannot fit the context however it is cut, without encoding it.
+    """
     if isinstance(rendered, list):
         return rendered
+    least = model.tokenizer.least_num_tokens(rendered)
+    if least >= model.info.context_length:
+        message = f"the prompt has more than {least} tokens; the context holds {model.info.context_length}"
+        raise invalid(message, prompt.param)
     return model.tokenizer.encode(rendered, add_special=not isinstance(prompt, ChatPrompt))
 
 

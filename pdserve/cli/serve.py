@@ -67,20 +67,22 @@ def serve(  # noqa: PLR0913 - one parameter is one flag
     raise typer.Exit(_serve_fleet(settings))
 
 
-def coordinator(
+def coordinator(  # noqa: PLR0917 - one parameter is one flag
     host: HostOption = None,
     http_port: HttpPortOption = None,
     grpc_port: GrpcPortOption = None,
     model: ModelOption = None,
+    dtype: DtypeOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run a coordinator alone; workers join it from anywhere."""
+    """Run a coordinator alone; workers with the same model and dtype join it from anywhere."""
     flags = {
         "coordinator.host": host,
         "coordinator.http_port": http_port,
         "coordinator.grpc_port": grpc_port,
         "model.source": model,
+        "model.dtype": dtype,
     }
     _run_here("coordinator", console.settings_from(flags, assignments or (), config))
 

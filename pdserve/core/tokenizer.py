@@ -36,6 +36,8 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._token_bytes = token_bytes_table(tokenizer)
+        self.max_token_bytes = max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
+        """No token stands for more bytes of text than this, where no normaliser shortens the text first."""
         text = text or TokenizerText()
         self.chat_template = text.chat_template
         self.special_tokens = text.special_tokens
@@ -47,7 +49,14 @@ class TextTokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`; `add_special` adds what the model expects around plain text, such as a BOS."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        # `encode` would hold the interpreter lock: a megabyte of text stops every other thread for seconds.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+
+    def least_num_tokens(self, text: str) -> int:
+        """A lower bound of `len(encode(text))`, found without encoding; 0 where none is known."""
+        if self._tokenizer.normalizer is not None or self.max_token_bytes == 0:
+            return 0
+        return len(text) // self.max_token_bytes
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The whole text of `token_ids`, special tokens left out; invalid UTF-8 becomes U+FFFD."""

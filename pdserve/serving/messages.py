@@ -6,6 +6,9 @@ from pdserve.client.wire import finish_reason_to_proto, logprobs_to_proto
 from pdserve.core.sampling import FinishReason, TokenLogprobs
 from pdserve.v1 import common_pb2, worker_pb2
 
+MAX_DEADLINE_S = 7 * 86_400.0
+"""Longer than anybody waits, and far from where numbers on the wire end."""
+
 
 def micros(seconds: float) -> int:
     """Seconds as the wire's microseconds; a clock's small step back counts as none."""
@@ -14,7 +17,7 @@ def micros(seconds: float) -> int:
 
 def deadline_from(context: worker_pb2.RequestContext) -> float:
     """The request's deadline on this process's monotonic clock, in seconds."""
-    return time.monotonic() + context.deadline_remaining_ms / 1000
+    return time.monotonic() + min(context.deadline_remaining_ms / 1000, MAX_DEADLINE_S)
 
 
 def token_output(

@@ -87,7 +87,8 @@ class OutputStreams:
                 yield worker_pb2.WorkerOutputs(
                     worker_incarnation=self.worker_incarnation, step=self.step_count(), outputs=batch
                 )
-            await reader
+            if reader.done():
+                reader.result()
         finally:
             reader.cancel()
             if self._streams.get(coordinator) is stream:

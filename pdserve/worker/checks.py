@@ -1,5 +1,6 @@
 """What a worker insists on before it takes a sequence, whoever sent it: nothing may fail its neighbours' step."""
 
+import math
 from collections.abc import Sequence as Seq
 
 from pdserve.core.errors import invalid
@@ -24,6 +25,22 @@ def check_sequence(
     if not first_output_index < sampling.max_tokens <= model.context_length - num_prompt_tokens:
         message = f"{num_prompt_tokens} + {sampling.max_tokens} tokens in a context of {model.context_length}"
         raise invalid(message, "max_tokens")
+    _check_numbers(sampling)
     named = [*sampling.stop_token_ids, *sampling.logit_bias]
     if named and max(named) >= model.vocab_size:
         raise invalid(f"an id is not below the vocabulary's size, {model.vocab_size}", "sampling")
+
+
+def _check_numbers(sampling: SamplingParams) -> None:
+    """NaN fails every comparison, so each is written as what must hold."""
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, *sampling.logit_bias.values())
+    rules = {
+        "temperature": 0.0 <= sampling.temperature < math.inf,
+        "top_p": 0.0 < sampling.top_p <= 1.0,
+        "min_p": 0.0 <= sampling.min_p <= 1.0,
+        "repetition_penalty": 0.0 < sampling.repetition_penalty < math.inf,
+        "penalties and logit_bias": all(math.isfinite(value) for value in penalties),
+    }
+    for name, holds in rules.items():
+        if not holds:
+            raise invalid(f"{name} is out of range", name)

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.main import CoordinatorProcess, load_model
 from pdserve.client.channels import aio_channel
+from pdserve.client.wire import model_info_to_proto
 from pdserve.serving.settings import CoordinatorSettings, ModelSettings, Settings
 from tests.support.scheduling_rig import WAIT_S
 from tests.support.scripted_worker import DECODE, MODEL, PREFILL, ScriptedWorker
@@ -27,12 +28,15 @@ class Running:
     ports: dict[str, object]
     task: "asyncio.Task[int]"
     http: httpx.AsyncClient
+    registration: dict[str, object]
     workers: dict[str, ScriptedWorker] = field(default_factory=dict)
 
     async def add_workers(self) -> ScriptedWorker:
         """One of each role; the decode worker is returned."""
         for name, role in (("p0", PREFILL), ("d0", DECODE)):
-            await ScriptedWorker(name, (role,), self.workers).start(f"127.0.0.1:{self.ports['grpc_port']}")
+            await ScriptedWorker(name, (role,), self.workers, overrides=self.registration).start(
+                f"127.0.0.1:{self.ports['grpc_port']}"
+            )
         await self.until_health(200)
         return self.workers["d0"]
 
@@ -49,12 +53,13 @@ async def running(tmp_path: Path, **settings: object) -> AsyncIterator[Running]:
         model=ModelSettings(source=str(write_tiny_llama(tmp_path / "m")), served_name=MODEL.name, dtype="float32"),
         coordinator=CoordinatorSettings.model_validate(values),
     )
-    process = CoordinatorProcess(all_settings, load_model(all_settings))
+    model = load_model(all_settings)
+    process = CoordinatorProcess(all_settings, model)
     ready: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(process.serve(ready.set_result))
     ports = await asyncio.wait_for(ready, WAIT_S)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['http_port']}", timeout=WAIT_S) as http:
-        run = Running(process, ports, task, http)
+        run = Running(process, ports, task, http, {"model": model_info_to_proto(model.info)})
         try:
             yield run
         finally:

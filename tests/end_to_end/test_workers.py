@@ -269,6 +269,10 @@ async def test_senseless_submits_are_refused_and_cost_their_neighbours_nothing(c
             (good, SamplingParams(max_tokens=5000), {}),
             (good, SamplingParams(max_tokens=8, stop_token_ids=frozenset({97})), {}),
             (good, SamplingParams(max_tokens=8, logit_bias={97: 1.0}), {}),
+            (good, SamplingParams(max_tokens=8, min_p=2.0), {}),
+            (good, SamplingParams(max_tokens=8, top_p=0.0), {}),
+            (good, SamplingParams(max_tokens=8, temperature=float("nan")), {}),
+            (good, SamplingParams(max_tokens=8, presence_penalty=float("inf")), {}),
             (good, params, {"num_cached_blocks": 100}),
             (good, params, {"transport": "pigeon"}),
         ]
@@ -372,3 +376,23 @@ async def test_deadlines_hold_while_a_prompt_waits_for_room_and_while_a_reservat
         await coordinator.decode.until_empty()
         go.set()
         coordinator.cancel(1)
+
+
+async def test_a_lease_that_lapses_is_told_to_a_coordinator_that_still_listens() -> None:
+    """Its stream would wait for tokens until its deadline."""
+    decode = BenchWorker("decode", bench_settings(lease_s=5.0))
+    async with fleet(decode=decode) as coordinator:
+        await coordinator.reserve(1, 40)
+        decode.worker.services[0].reap(time.monotonic() + 6.0)
+        stream = await coordinator.finished(1)
+        assert stream.error is not None
+        assert stream.error.reason is ErrorReason.WORKER_LOST
+
+
+async def test_a_replaced_stream_ends() -> None:
+    """Else its owner would go on sending into a stream whose outputs go elsewhere."""
+    async with fleet() as coordinator:
+        await coordinator.reserve(1, 40)
+        again = Coordinator(coordinator.prefill, coordinator.decode)
+        await asyncio.wait_for(asyncio.gather(*(call.code() for call in coordinator.calls)), WAIT_S)
+        await again.close()

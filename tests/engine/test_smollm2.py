@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdserve.core.model_fetch import resolve_model
 from pdserve.core.model_files import open_model_files
 from pdserve.core.tokenizer import load_tokenizer
 from tests.support.engine_harness import build_engine
@@ -23,8 +22,8 @@ MAX_GAP = 0.25
 
 
 @pytest.fixture(scope="module")
-def source() -> Path:
-    return resolve_model("smollm2-135m-instruct", Path("~/.cache/pdserve").expanduser())
+def source(smollm2: Path) -> Path:
+    return smollm2
 
 
 @pytest.fixture(scope="module")

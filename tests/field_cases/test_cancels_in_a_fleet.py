@@ -89,27 +89,40 @@ def busy(found: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value != 0 and any(part in name for part in names)}
 
 
+def fill(fleet: Fleet, num_requests: int) -> list["asyncio.Task[None]"]:
+    """Requests of 100 blocks each."""
+    options = {"max_tokens": 1590, "ignore_eos": True}
+    return [
+        asyncio.create_task(read_for_ever(fleet, "grpc", [7] * 10, asyncio.Event(), **options))
+        for _ in range(num_requests)
+    ]
+
+
+async def cancel_all(calls: list["asyncio.Task[None]"]) -> None:
+    for call in calls:
+        call.cancel()
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+
+
 async def test_50_running_and_20_waiting_cancelled_at_once_show_as_nothing(tiny_model: Path) -> None:
     """H01: no traffic follows, and yet the scrape is clean and the whole pool can be reserved again."""
-    async with run_fleet(tiny_model, worker={"num_blocks": 1000, "max_batch_size": 64}) as fleet:
-        options = {"max_tokens": 310, "ignore_eos": True}  # 20 blocks each: fifty fill the pool
-        calls = [
-            asyncio.create_task(read_for_ever(fleet, "grpc", [7] * 10, asyncio.Event(), **options)) for _ in range(70)
-        ]
-        await fleet.until(lambda s: s.num_in_flight == 70 and any(q.num_requests >= 19 for q in s.queues))
+    async with run_fleet(tiny_model, worker={"num_blocks": 5000, "max_batch_size": 64}) as fleet:
+        calls = fill(fleet, 70)
+        await fleet.until(lambda s: num_reserved(s) == 5000 and any(q.num_requests >= 19 for q in s.queues))
         assert busy(await gauges(fleet))
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await cancel_all(calls)
         async with asyncio.timeout(20):
             while busy(await gauges(fleet)):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         found = await gauges(fleet)
-        assert found['pdserve:kv_blocks_free{model="tiny",role="decode",worker="decode-0"}'] == 1000
+        assert found['pdserve:kv_blocks_free{model="tiny",role="decode",worker="decode-0"}'] == 5000
         status = await fleet.status()
         assert all(worker.num_in_flight == 0 for worker in live_workers(status).values())
-        everything = asyncio.create_task(
-            read_for_ever(fleet, "grpc", [7] * 10, started := asyncio.Event(), max_tokens=4000, ignore_eos=True)
-        )
-        await asyncio.wait_for(started.wait(), 20)
-        await hang_up(everything)
+        again = fill(fleet, 50)
+        await fleet.until(lambda s: num_reserved(s) == 5000)
+        await cancel_all(again)
+
+
+def num_reserved(status: Any) -> int:
+    return int(live_workers(status)["decode-0"].load.num_reserved_blocks)

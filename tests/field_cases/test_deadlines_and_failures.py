@@ -78,9 +78,13 @@ async def test_a_failure_in_mid_stream_is_an_error_event_then_the_end(
 ) -> None:
     """E09: never 200 with finish reason length over text that was cut short."""
     async with front_door(tiny_model) as door:
-        await door.ask(api, PROMPT, max_tokens=3)
+        door.shut("decode")
+        call = asyncio.create_task(door.ask(api, PROMPT, max_tokens=5))
+        while 'generation_tokens_total{model="tiny"} 1.0' not in (await door.http.get("/metrics")).text:
+            assert not call.done()
         door.decode.script.decode_errors.append(PdserveError(reason, "as scripted"))
-        answer = await door.ask(api, PROMPT, max_tokens=5)
+        door.open_gates()
+        answer = await call
         assert (answer.error, answer.finish_reasons) == (reason.value, {})
         if api == "sse":
             assert (answer.status, answer.done, bool(answer.text)) == (200, False, True)

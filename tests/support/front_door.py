@@ -15,6 +15,7 @@ from coordinator.main import CoordinatorProcess, load_model
 from pdserve.client.channels import aio_channel
 from pdserve.client.client import AsyncClient
 from pdserve.client.inference import Delta, Finished, GenerateOptions
+from pdserve.client.wire import model_info_to_proto
 from pdserve.core.errors import PdserveError
 from pdserve.serving.settings import CoordinatorSettings, ModelSettings, Settings
 from pdserve.v1 import fleet_pb2, fleet_pb2_grpc
@@ -153,7 +154,9 @@ async def front_door(model: Path, num_blocks: int = 256, **settings: object) -> 
         model=ModelSettings(source=str(model), served_name=MODEL.name, dtype="float32"),
         coordinator=CoordinatorSettings.model_validate(values),
     )
-    process = CoordinatorProcess(all_settings, load_model(all_settings))
+    text_model = load_model(all_settings)
+    registration = {"model": model_info_to_proto(text_model.info)}
+    process = CoordinatorProcess(all_settings, text_model)
     ready: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(process.serve(ready.set_result))
     ports = await asyncio.wait_for(ready, WAIT_S)
@@ -168,7 +171,7 @@ async def front_door(model: Path, num_blocks: int = 256, **settings: object) -> 
         ):
             door = FrontDoor(http, client, fleet_pb2_grpc.FleetStub(channel), address, workers)
             for name, role in (("p0", PREFILL), ("d0", DECODE)):
-                await ScriptedWorker(name, (role,), workers, num_blocks).start(address)
+                await ScriptedWorker(name, (role,), workers, num_blocks, registration).start(address)
             await door.until_status(lambda s: sum(w.state == "ready" for p in s.pools for w in p.workers) == 2)
             yield door
     finally:

@@ -45,6 +45,7 @@ async def register(rig: Rig, **changes: object) -> PdserveError | None:
         ({"protocol_version": PROTOCOL_VERSION + 2}, "protocol_version"),
         ({"model_name": "another"}, "another"),
         ({"model": model_info_to_proto(replace(MODEL, fingerprint="other"))}, "fingerprint"),
+        ({"model": model_info_to_proto(replace(MODEL, dtype="bfloat16"))}, "dtype"),
         ({"model": model_info_to_proto(replace(MODEL, vocab_size=299))}, "vocab_size"),
         ({"model": model_info_to_proto(replace(MODEL, eos_token_ids=(1, 2)))}, "eos_token_ids"),
         ({"kv_layouts": [kv_layout_to_proto(LAYOUT)], "roles": []}, "roles"),
