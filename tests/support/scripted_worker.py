@@ -136,6 +136,8 @@ class ScriptedWorker:
             host="here",
             capacity=fleet_pb2.Capacity(num_blocks=self.num_blocks, block_size=BLOCK_SIZE),
         )
+        for name in self._overrides:
+            request.ClearField(name)  # type: ignore[arg-type]
         request.MergeFrom(fleet_pb2.RegisterRequest(**self._overrides))  # type: ignore[arg-type]
         return request
 
