@@ -13,6 +13,7 @@ import grpc.aio
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import disable_created_metrics
 
 from coordinator.auth import authenticator_for
 from coordinator.generation.generator import Generator
@@ -53,6 +54,7 @@ def run(settings: Settings, ready: Ready) -> int:
         PdserveError: the model cannot be found or is not supported.
         OSError: a port is taken.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside every series tells a dashboard nothing
     model = load_model(settings)
     return uvloop.run(CoordinatorProcess(settings, model).serve(ready))
 

@@ -7,6 +7,9 @@ from typing import cast
 
 from pdserve.core.errors import invalid
 
+NO_LIMIT = 2**31 - 1
+"""Upper bounds from here on only protect number formats, and help nobody in a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -51,10 +54,11 @@ def integer(value: object, low: int, high: int, param: str) -> int | None:
     """
     if value is None:
         return None
+    allowed = f"at least {low}" if high >= NO_LIMIT else f"from {low} to {high}"
     if type(value) is not int:
-        raise invalid(f"{param} must be an integer from {low} to {high}", param)
+        raise invalid(f"{param} must be an integer, {allowed}", param)
     if not low <= value <= high:
-        raise invalid(f"{param} must be from {low} to {high}; it is {_shown(value)}", param)
+        raise invalid(f"{param} must be {allowed}; it is {_shown(value)}", param)
     return value
 
 

@@ -66,6 +66,8 @@ class EdgeMiddleware:
             await error_response(error)(scope, receive, send)
             return
         scope.setdefault("state", {})["edge"] = edge
+        # Every body here is JSON; `curl -d` says otherwise, and FastAPI would believe it.
+        MutableHeaders(scope=scope)["content-type"] = "application/json"
         body = _Body(receive, self._settings.max_body_bytes, min(edge.timeout_s or BODY_TIMEOUT_S, BODY_TIMEOUT_S))
         await self._app(scope, body.receive, send)
 

@@ -44,10 +44,13 @@ def headline(fleet: pb.FleetStatus) -> str:
 
 
 def tables(fleet: pb.FleetStatus) -> Iterator[Table]:
+    """Each fits 80 columns with worker names of up to some 25 characters."""
     yield pools_table(fleet)
+    yield addresses_table(fleet)
     yield reservations_table(fleet)
     yield queues_table(fleet)
-    yield totals_table(fleet)
+    yield work_table(fleet)
+    yield failures_table(fleet)
 
 
 def role_name(role: int) -> str:
@@ -55,24 +58,30 @@ def role_name(role: int) -> str:
 
 
 def pools_table(fleet: pb.FleetStatus) -> Table:
-    """One row a worker and pool; "moving" counts sequences whose KV is on its way."""
-    names = ("in flight", "running", "waiting", "moving", "queued tokens")
-    table = _table("Pools", ("model", "role", "worker", "state", "address"), names)
+    """One row a worker and pool: sequences in flight (as the coordinator counts), running and waiting there, and
+    moving, whose KV is on its way; prompt tokens queued."""
+    table = _table("Pools", ("role", "worker", "state"), ("in flight", "run", "wait", "move", "queued"))
     for pool in fleet.pools:
         if not pool.workers:
-            table.add_row(pool.model_name, role_name(pool.role), "none", style="red")
+            table.add_row(role_name(pool.role), "none", style="red")
         for worker in pool.workers:
             load = worker.load
             numbers = (worker.num_in_flight, load.num_running, load.num_waiting, load.num_transferring)
             table.add_row(
-                pool.model_name,
                 role_name(pool.role),
                 worker.worker.worker_id,
                 worker.state,
-                worker.control_address,
                 *_numbers(*numbers, load.queued_prefill_tokens),
                 style="" if worker.state == "ready" else "yellow",
             )
+    return table
+
+
+def addresses_table(fleet: pb.FleetStatus) -> Table:
+    table = _table("Workers", ("worker", "model", "address"), ())
+    workers = {w.worker.worker_id: (pool.model_name, w.control_address) for pool in fleet.pools for w in pool.workers}
+    for name, (model, address) in sorted(workers.items()):
+        table.add_row(name, model, address)
     return table
 
 
@@ -94,16 +103,25 @@ def queues_table(fleet: pb.FleetStatus) -> Table:
     return table
 
 
-def totals_table(fleet: pb.FleetStatus) -> Table:
-    """One row a worker, whatever its roles."""
-    names = ("prefills", "tokens", "decodes", "tokens", "transfers", "failed", "MB", "cancelled", "failed", "preempted")
-    table = _table("Totals", ("worker",), names)
+def work_table(fleet: pb.FleetStatus) -> Table:
+    """One row a worker, whatever its roles: what it has completed since it started."""
+    names = ("prefills", "prompt tok", "decodes", "output tok", "transfers", "MB")
+    table = _table("Done", ("worker",), names)
     for name, load in _loads(fleet):
         total = load.totals
+        megabytes = total.transferred_bytes // 1_000_000
         prefill = (total.prefills_completed, total.prefill_tokens)
         decode = (total.decodes_completed, total.decode_tokens)
-        transfer = (total.transfers_completed, total.transfers_failed, total.transferred_bytes // 1_000_000)
-        table.add_row(name, *_numbers(*prefill, *decode, *transfer, total.cancelled, total.failed, total.preemptions))
+        table.add_row(name, *_numbers(*prefill, *decode, total.transfers_completed, megabytes))
+    return table
+
+
+def failures_table(fleet: pb.FleetStatus) -> Table:
+    table = _table("Not done", ("worker",), ("cancelled", "failed", "transfers failed", "preempted", "stale"))
+    for name, load in _loads(fleet):
+        total = load.totals
+        ended = (total.cancelled, total.failed, total.transfers_failed, total.preemptions, total.stale_events)
+        table.add_row(name, *_numbers(*ended))
     return table
 
 
@@ -120,7 +138,7 @@ def _table(title: str, labels: tuple[str, ...], numbers: tuple[str, ...]) -> Tab
     for label in labels:
         table.add_column(label, no_wrap=True)
     for number in numbers:
-        table.add_column(number, justify="right")
+        table.add_column(number, justify="right", no_wrap=True)
     return table
 
 

@@ -98,7 +98,7 @@ def bind(add_port: Callable[[str], int], host: str, port: int) -> int:
         OSError: the port is taken or the host is not ours.
     """
     try:
-        bound = add_port(f"{host}:{port}")
+        bound = add_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error}") from error
     if bound == 0:

@@ -23,6 +23,8 @@ from pdserve_kernels.torch_reference import TorchKernels
 
 FREE_SHARE = 0.8
 """Of the memory that is free at start, where no budget is given."""
+MAX_CPU_BUDGET_BYTES = 4 << 30
+"""And no more than this in host memory, which other processes want, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,10 @@ def _limits(config: EngineConfig, device: torch.device, meter: MemoryMeter) -> M
     if config.memory.budget_bytes:
         return config.memory
     free = available_bytes(device) + meter.measured["runtime"]
-    return replace(config.memory, budget_bytes=int(free * FREE_SHARE))
+    budget = int(free * FREE_SHARE)
+    if device.type == "cpu":
+        budget = min(budget, MAX_CPU_BUDGET_BYTES)
+    return replace(config.memory, budget_bytes=budget)
 
 
 def _needs(model: ModelConfig, config: EngineConfig, kernels: Kernels, meter: MemoryMeter) -> MemoryNeeds:

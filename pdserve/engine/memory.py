@@ -110,10 +110,10 @@ def render_plan(plan: MemoryPlan, measured: Mapping[str, int]) -> str:
         "headroom": plan.headroom,
         "budget": plan.budget_bytes,
     }
-    lines = [f"{'memory':<18}{'predicted':>12}{'measured':>12}"]
+    lines = [f"{'memory':<18}{'predicted':>15}{'measured':>15}"]
     for name, size in predicted.items():
         seen = _mib(measured[name]) if name in measured else "–"
-        lines.append(f"{name:<18}{_mib(size):>12}{seen:>12}")
+        lines.append(f"{name:<18}{_mib(size):>15}{seen:>15}")
     lines.append(
         f"{plan.num_blocks} KV blocks of {plan.block_size} tokens: "
         f"{plan.num_longest_requests:.1f} requests of {plan.context_length} tokens"

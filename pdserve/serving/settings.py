@@ -86,7 +86,7 @@ class WorkerSettings(Section):
     cores: tuple[int, ...] = ()
     """Cores the process is pinned to; empty: no pinning."""
     memory_budget_bytes: int = Field(default=0, ge=0)
-    """For everything the worker holds; 0: a share of what is free at start."""
+    """For everything the worker holds; 0: 80% of what is free at start, in host memory at most 4 GiB."""
     memory_headroom_fraction: float = Field(default=0.1, ge=0.0, lt=0.9)
     """Of the budget, kept free."""
     num_blocks: int = Field(default=0, ge=0)

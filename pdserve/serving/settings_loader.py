@@ -57,6 +57,9 @@ def load_settings(flags: Mapping[str, object], config: Path | None, environ: Map
     return settings
 
 
+WILDCARDS = ("0.0.0.0", "::", "*")
+
+
 def contradictions(settings: Settings) -> list[str]:
     """What no single field shows to be impossible, one line each."""
     coordinator, worker = settings.coordinator, settings.worker
@@ -83,6 +86,10 @@ def contradictions(settings: Settings) -> list[str]:
         (
             worker.control_port == worker.kv_port != 0,
             f"worker.control_port and worker.kv_port are both {worker.kv_port}",
+        ),
+        (
+            worker.host in WILDCARDS and not worker.advertise_host,
+            f"worker.host is {worker.host}, which nobody can dial: give worker.advertise_host (--advertise-host)",
         ),
         (not settings.transfer.transports, "transfer.transports must name at least one transport"),
         (any(core < 0 for core in worker.cores), "worker.cores must not be negative"),

@@ -155,3 +155,10 @@ def test_addresses(text: str, good: bool) -> None:
 def test_settings_survive_json_unchanged() -> None:
     settings = load_settings({"worker.cores": "0,1", "coordinator.api_keys": '{"k": "t"}'}, None, {})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_a_wildcard_address_needs_one_that_others_can_dial() -> None:
+    with pytest.raises(PdserveError, match=r"worker\.host is 0\.0\.0\.0"):
+        load_settings({"worker.host": "0.0.0.0"}, None, {})
+    settings = load_settings({"worker.host": "0.0.0.0", "worker.advertise_host": "10.0.0.2"}, None, {})
+    assert settings.worker.advertise_host == "10.0.0.2"

@@ -161,6 +161,8 @@ async def test_status_tells_everything() -> None:
         decode.report()
         stub: fleet_pb2_grpc.FleetAsyncStub = fleet_pb2_grpc.FleetStub(channel)
         status = await stub.GetStatus(fleet_pb2.GetStatusRequest())
+        while any(w.num_in_flight > 1 for pool in status.pools for w in pool.workers):  # an answer is under way
+            status = await stub.GetStatus(fleet_pb2.GetStatusRequest())
         pools = {pool.role: {w.worker.worker_id: w for w in pool.workers} for pool in status.pools}
         assert set(pools[fleet_pb2.ROLE_PREFILL]) == {"p0", "c0"}
         assert set(pools[fleet_pb2.ROLE_DECODE]) == {"d0", "c0"}

@@ -51,3 +51,11 @@ async def test_a_text_that_cannot_fit_is_refused_without_encoding_it(
     assert answer.status_code == 400
     assert "the context holds" in answer.json()["error"]["message"]
     assert encoded == []
+
+
+async def test_curl_need_not_name_the_content_type(serve: Serve) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    async with serve(build_generator(echo_scheduler(b"x"))) as client:
+        assert (await client.post(PATH, content=b'{"prompt": "a"}', headers=headers)).status_code == 200
+        nonsense = await client.post(PATH, content=b"prompt=a", headers=headers)
+    assert nonsense.status_code == 400

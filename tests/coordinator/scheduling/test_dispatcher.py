@@ -106,6 +106,7 @@ async def test_head_waits_for_blocks_and_both_finish() -> None:
         decode.script.decode.clear()
         one = rig.submit((1,) * 40, 200)
         other = rig.submit((3,) * 40, 200)  # 60 blocks each
+        await rig.until(lambda: decode.num_reserved == 60)
         await rig.until(lambda: rig.dispatcher.num_in_phase(MODEL.name, SequencePhase.RESERVING) == 1)
         assert decode.num_reserved == 60
         decode.script.decode.set()
