@@ -79,10 +79,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Drain(
         self, request: fleet_pb2.DrainRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.DrainResponse:
+        """Answered when nothing is left there."""
         try:
-            self._fleet.drain(self._known(request.worker))
+            worker = self._known(request.worker)
         except PdserveError as error:
             await abort_with(context, error)
+        self._fleet.drain(worker)
+        await worker.wait_idle()
         return fleet_pb2.DrainResponse()
 
     async def GetStatus(

@@ -127,6 +127,16 @@ class Worker:
         self._own_at_report = _OwnWork()
         self._last_use = 0
         self._holds: dict[tuple[Role, SequenceId], Hold] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Until nothing of this coordinator's is in flight there, or the worker is gone."""
+        idle = asyncio.ensure_future(self._idle.wait())
+        try:
+            await asyncio.wait((idle, self.departed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
 
     @property
     def gone(self) -> bool:
@@ -143,11 +153,14 @@ class Worker:
 
     def enter(self, hold: Hold) -> None:
         self._last_use = next(_use)
+        self._idle.clear()
         self._holds[hold.role, hold.sequence_id] = hold
 
     def leave(self, hold: Hold) -> None:
         if self._holds.pop((hold.role, hold.sequence_id), None) is None:
             return
+        if not self._holds:
+            self._idle.set()
         if hold.refused:
             return
         self.num_releases += 1

@@ -69,14 +69,17 @@ class CoordinatorLink:
             await _wait(self._leaving, RECONNECT_S)
         return True
 
-    async def drain(self) -> None:
-        """Ask for nothing new. A coordinator that is gone will send nothing new either."""
+    async def drain(self, timeout_s: float) -> None:
+        """Ask for nothing new, and wait until the coordinator has the last of what it asked for.
+
+        A coordinator that is gone will send nothing new either.
+        """
         if not self.registered.is_set():
             return
         try:
             async with aio_channel(self.address) as channel:
                 stub = fleet_pb2_grpc.FleetStub(channel)
-                await stub.Drain(fleet_pb2.DrainRequest(worker=self._registration.worker), timeout=2.0)
+                await stub.Drain(fleet_pb2.DrainRequest(worker=self._registration.worker), timeout=timeout_s)
         except grpc.aio.AioRpcError as rpc_error:
             logger.warning("could not announce the drain to %s: %s", self.address, error_from_rpc(rpc_error))
 

@@ -73,7 +73,8 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """"Send me nothing new": what is in flight goes on.
+        """"Send me nothing new": what is in flight goes on. Answered once nothing of this coordinator's is left at the worker,
+        outputs on their way included; only then may the worker end its streams without taking a request's end with them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

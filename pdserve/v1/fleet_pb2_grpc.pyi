@@ -37,7 +37,9 @@ class FleetStub:
     ReportLoad: _grpc.StreamUnaryMultiCallable[_fleet_pb2.LoadReport, _fleet_pb2.ReportLoadResponse]
     """One stream for as long as the worker belongs to the fleet; its end is the worker's departure."""
     Drain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainRequest, _fleet_pb2.DrainResponse]
-    """"Send me nothing new": what is in flight goes on."""
+    """"Send me nothing new": what is in flight goes on. Answered once nothing of this coordinator's is left at the worker,
+    outputs on their way included; only then may the worker end its streams without taking a request's end with them.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetStatusRequest, _fleet_pb2.FleetStatus]
 
 @_typing.type_check_only
@@ -47,7 +49,9 @@ class FleetAsyncStub(FleetStub):
     ReportLoad: _aio.StreamUnaryMultiCallable[_fleet_pb2.LoadReport, _fleet_pb2.ReportLoadResponse]  # type: ignore[assignment]
     """One stream for as long as the worker belongs to the fleet; its end is the worker's departure."""
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainRequest, _fleet_pb2.DrainResponse]  # type: ignore[assignment]
-    """"Send me nothing new": what is in flight goes on."""
+    """"Send me nothing new": what is in flight goes on. Answered once nothing of this coordinator's is left at the worker,
+    outputs on their way included; only then may the worker end its streams without taking a request's end with them.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetStatusRequest, _fleet_pb2.FleetStatus]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
@@ -72,7 +76,9 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainResponse, _abc.Awaitable[_fleet_pb2.DrainResponse]]:
-        """"Send me nothing new": what is in flight goes on."""
+        """"Send me nothing new": what is in flight goes on. Answered once nothing of this coordinator's is left at the worker,
+        outputs on their way included; only then may the worker end its streams without taking a request's end with them.
+        """
 
     @_abc_1.abstractmethod
     def GetStatus(

@@ -1,7 +1,7 @@
 """From settings to a loaded engine, with progress and the memory report in the log."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
         device=model.device,
         block_size=worker.block_size,
         memory=MemoryLimits(worker.memory_budget_bytes, worker.memory_headroom_fraction, worker.num_blocks),
-        max_step_tokens=_max_step_tokens(settings, roles),
+        max_step_tokens=token_budget(settings, roles) + (worker.max_batch_size if "decode" in roles else 0),
         max_step_samples=worker.max_batch_size,
     )
     loaded = load_engine(config, _progress())
@@ -47,12 +47,11 @@ def served_name(settings: Settings) -> str:
     return model.served_name or Path(model.source).name
 
 
-def _max_step_tokens(settings: Settings, roles: tuple[str, ...]) -> int:
-    decode_rows = settings.worker.max_batch_size if "decode" in roles else 0
+def token_budget(settings: Settings, roles: Sequence[str]) -> int:
+    """Prompt tokens in one step of a worker with these roles."""
     if "prefill" not in roles:
-        return decode_rows
-    budget = settings.colocated.token_budget if decode_rows else settings.prefill.token_budget
-    return budget + decode_rows
+        return 0
+    return settings.colocated.token_budget if "decode" in roles else settings.prefill.token_budget
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -21,7 +21,7 @@ from pdserve.serving.coordinator_link import CoordinatorLink
 from pdserve.serving.load import PoolLoad, StageLoad, WorkerLoad
 from pdserve.serving.settings import Settings
 from pdserve.v1 import fleet_pb2
-from pdserve.worker.loading import load
+from pdserve.worker.loading import load, token_budget
 from pdserve.worker.parts import Worker, WorkerParts, make_parts
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class _Process:
             num_blocks=parts.ledger.num_usable_blocks,
             block_size=layout.block_size,
             max_batch_size=self._settings.max_batch_size,
-            token_budget=self._all_settings.prefill.token_budget,
+            token_budget=token_budget(self._all_settings, self._roles),
             memory_bytes=self._loaded.paged_kv.num_blocks * layout.block_bytes,
         )
         return fleet_pb2.RegisterRequest(
@@ -199,18 +199,21 @@ class _Process:
         logger.info("draining: %d requests in flight", self._num_requests)
         self._draining = True
         self._load_changed()
-        await asyncio.gather(*(link.drain() for link in self._links))
-        if await self._wait_idle(self._settings.drain_s) or self._exit_code == 1:
-            return
-        logger.warning("%d requests did not end in time", self._num_requests)
-        for service in self._worker.services:
-            service.fail_all(PdserveError(ErrorReason.DRAINING, "the worker stops"))
-        await self._wait_idle(STOP_S)
+        drains = asyncio.gather(*(link.drain(self._settings.drain_s + STOP_S) for link in self._links))
+        drains.add_done_callback(lambda _: self._changed.set())
+        if not await self._quiet(drains, self._settings.drain_s):
+            logger.warning("%d requests did not end in time", self._num_requests)
+            for service in self._worker.services:
+                service.fail_all(PdserveError(ErrorReason.DRAINING, "the worker stops"))
+            await self._quiet(drains, STOP_S)
+        drains.cancel()
 
-    async def _wait_idle(self, timeout_s: float) -> bool:
+    async def _quiet(self, drains: "asyncio.Future[list[None]]", timeout_s: float) -> bool:
+        """Wait until nothing is left here and every coordinator has the last of what it asked for: outputs may still be
+        on their way when nothing is left. Also over once the engine has crashed."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._num_requests > 0 and self._exit_code != 1:
+                while self._exit_code != 1 and not (drains.done() and self._num_requests == 0):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

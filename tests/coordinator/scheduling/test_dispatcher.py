@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from coordinator.fleet.values import Role
+from coordinator.fleet.values import Role, WorkerState
 from coordinator.sequences import SequencePhase, SequenceStream
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.sampling import FinishReason
@@ -210,12 +210,15 @@ async def test_a_draining_worker_finishes_and_gets_nothing_new() -> None:
         decode.script.decode.clear()
         running = rig.submit((5, 6), 6)
         await first_delta(running)
-        await decode.drain()
+        drained = asyncio.create_task(decode.drain())
+        await rig.until(lambda: rig.state(decode) is WorkerState.DRAINING)
         other = await rig.add("d1", "decode")
         tokens, end = await read_all(rig.submit((7, 8), 6))
         assert (tokens, end.timings.decode_worker) == (expected_tokens((7, 8), 6), "d1")
+        assert not drained.done()  # not before the coordinator has everything that it waits for
         decode.script.decode.set()
         assert (await read_all(running, first_index=1))[0] == expected_tokens((5, 6), 6)[1:]
+        await drained
         await decode.leave()
         await rig.until(lambda: rig.state(decode) is None)
         assert other.idle
