@@ -20,6 +20,11 @@ from pdserve.v1 import fleet_pb2, fleet_pb2_grpc
 START_S = 120.0
 WAIT_S = 60.0
 POLL_S = 0.05
+REPORT_S = 0.2
+"""The longest gap between two load reports of one worker."""
+
+
+COORDINATOR = {"http_port": 0, "grpc_port": 0, "drain_s": 20, "report_interval_s": REPORT_S}
 
 
 class Service:
@@ -87,7 +92,7 @@ class Fleet:
         """Those of the whole fleet, with a worker's own on top."""
         sections = {
             "model": {"source": str(self.model), "dtype": "float32", **self._settings.get("model", {})},
-            "coordinator": {"http_port": 0, "grpc_port": 0, "drain_s": 20, **self._settings.get("coordinator", {})},
+            "coordinator": {**COORDINATOR, **self._settings.get("coordinator", {})},
             "worker": {"num_blocks": 1024, "drain_s": 20, **self._settings.get("worker", {}), **worker},
         }
         others = {name: section for name, section in self._settings.items() if name not in sections}
@@ -142,7 +147,9 @@ class Fleet:
             raise AssertionError(f"it did not come to that; last status:\n{status}") from None
 
     async def until_idle(self) -> fleet_pb2.FleetStatus:
-        """Every in-flight count is zero and every pool is as free as at its start."""
+        """Every in-flight count is zero and every pool is as free as at its start, in reports made after this call."""
+        await self.until(is_idle)
+        await asyncio.sleep(2 * REPORT_S)
         return await self.until(is_idle)
 
     # --- asking -------------------------------------------------------------------------------------------------------
