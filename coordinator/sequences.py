@@ -98,14 +98,6 @@ class SequenceStream(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """The largest sequence the fleet could ever hold: in tokens of prompt, and of prompt + max_tokens."""
-
-    max_prompt_tokens: int
-    max_total_tokens: int
-
-
 class SequenceScheduler(Protocol):
     """What the APIs need of the rest of the coordinator."""
 

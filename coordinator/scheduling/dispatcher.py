@@ -18,10 +18,9 @@ from coordinator.metrics import Metrics
 from coordinator.scheduling.admission import DepartureRate, QueueBounds, check_pools, check_queue
 from coordinator.scheduling.placing import PlacingConfig
 from coordinator.scheduling.queueing import FifoQueue, QueueEntry, QueuePolicy
-from coordinator.scheduling.routing import WorkerView
 from coordinator.scheduling.sequence_run import RunContext, SequenceRun
 from coordinator.scheduling.turnstile import Turnstile
-from coordinator.sequences import ModelLimits, SequencePhase, SequenceRequest, SequenceStream
+from coordinator.sequences import SequencePhase, SequenceRequest, SequenceStream
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 
@@ -145,12 +144,6 @@ class Dispatcher:
         views = self._fleet.views(model)
         return not self._draining and all(any(view.can(role) for view in views) for role in Role)
 
-    def limits(self, model: str) -> ModelLimits | None:
-        """What the ready workers could hold at most; None without a worker of each role."""
-        views = self._fleet.views(model)
-        prompt, total = (max(_token_capacities(views, role), default=0) for role in (Role.PREFILL, Role.DECODE))
-        return ModelLimits(min(prompt, total), total) if prompt and total else None
-
     def begin_drain(self) -> None:
         """Refuse new sequences; those admitted go on, queued ones too."""
         self._draining = True
@@ -169,7 +162,3 @@ class Dispatcher:
             run.stop(PdserveError(ErrorReason.DRAINING, "the coordinator stopped before the sequence was finished"))
         while self._runs:
             await asyncio.wait(list(self._runs))
-
-
-def _token_capacities(views: Seq[WorkerView], role: Role) -> list[int]:
-    return [view.usable_blocks * view.info.capacity.block_size for view in views if view.can(role)]

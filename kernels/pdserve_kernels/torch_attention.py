@@ -46,7 +46,6 @@ class TorchPagedStep:
 
     def __init__(self, batch: RaggedBatch, kv_pool: Tensor, row_multiple: int) -> None:
         self._pool = kv_pool
-        self._num_rows = batch.num_rows
         self._num_query_rows = batch.num_query_rows
         self._row_multiple = row_multiple
         _, _, _, self._num_kv_heads, self._block_size, self._head_dim = kv_pool.shape
