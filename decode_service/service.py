@@ -142,7 +142,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
             num_running=now.num_running,
             num_transferring=self.requests.num_receiving,
             num_running_tokens=now.num_running_tokens,
-            decode_tokens_per_s=totals.num_tokens / totals.decode_s if totals.decode_s > 0 else 0.0,
+            decode_tokens_per_s=totals.num_tokens / totals.compute_s if totals.compute_s > 0 else 0.0,
             totals=WorkerTotals(
                 decode_tokens=totals.num_tokens,
                 decodes_completed=totals.num_completed,

@@ -28,7 +28,7 @@ from pdserve.engine.step_loop import StageResources
 
 @dataclass(slots=True)
 class DecodeTotals:
-    """Since the worker started."""
+    """Since the worker started. `compute_s`: the time of the steps that sampled any of `num_tokens`."""
 
     num_tokens: int = 0
     num_completed: int = 0
@@ -37,7 +37,7 @@ class DecodeTotals:
     num_stale: int = 0
     num_nan_rows: int = 0
     exposed_transfer_s: float = 0.0
-    decode_s: float = 0.0
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class DecodeStage:
         self._eos_token_ids = resources.eos_token_ids
         self._events: list[Event] = []
         self._entries: dict[SequenceId, _Entry] = {}
+        self._planned_s = 0.0
         self.totals = DecodeTotals()
 
     # --- inbound KV ---------------------------------------------------------------------------------------------------
@@ -145,6 +146,7 @@ class DecodeStage:
         )
 
     def plan(self, now_s: float) -> list[Chunk]:
+        self._planned_s = now_s
         self._expire(now_s)
         batch, joined = self._scheduler.schedule()
         for sequence_id in joined:
@@ -152,6 +154,8 @@ class DecodeStage:
         return [self._next_row(self._entries[sequence_id]) for sequence_id in batch]
 
     def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+        if chunks:
+            self.totals.compute_s += now_s - self._planned_s
         for chunk, token in zip(chunks, sampled, strict=True):
             if token is None:
                 raise RuntimeError("a decode row came back without a token")
@@ -216,7 +220,6 @@ class DecodeStage:
         self._events.append(TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations))
         if reason is not None:
             self.totals.num_completed += 1
-            self.totals.decode_s += durations.compute_s
             self._release(entry)
 
     def _expire(self, now_s: float) -> None:

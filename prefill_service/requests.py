@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
+from pdserve.core.reservation import blocks_for_tokens
 from pdserve.engine.events import SequenceReleased
 from pdserve.engine.ledger import Demand, Denied, ReservationLedger
 from pdserve.engine.step_loop import EngineThread
@@ -143,7 +144,7 @@ class PrefillRequests:
             self._start(request)
 
     def _check_ever_fits(self, num_tokens: int) -> None:
-        needed = -(-num_tokens // self._ledger.block_size)
+        needed = blocks_for_tokens(num_tokens, self._ledger.block_size)
         if needed > self._ledger.num_usable_blocks:
             message = f"the prompt needs {needed} KV blocks, the prefill worker has {self._ledger.num_usable_blocks}"
             raise PdserveError(ErrorReason.NEVER_FITS, message)

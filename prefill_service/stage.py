@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PrefillTotals:
-    """Since the worker started."""
+    """Since the worker started. `compute_s`: the time of the steps that computed any of `num_tokens`."""
 
     num_tokens: int = 0
     num_completed: int = 0
@@ -92,6 +92,7 @@ class PrefillStage:
         self._eos_token_ids = resources.eos_token_ids
         self._events: list[Event] = []
         self._prompts: dict[SequenceId, _Prompt] = {}
+        self._planned_s = 0.0
         self.totals = PrefillTotals()
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -151,6 +152,7 @@ class PrefillStage:
         )
 
     def plan(self, now_s: float) -> list[Chunk]:
+        self._planned_s = now_s
         self._expire(now_s)
         chunks: list[Chunk] = []
         for sequence_id, num_tokens in self._scheduler.schedule():
@@ -165,6 +167,8 @@ class PrefillStage:
         return chunks
 
     def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+        if chunks:
+            self.totals.compute_s += now_s - self._planned_s
         for chunk, token in zip(chunks, sampled, strict=True):
             prompt = self._prompts[chunk.sequence.id]
             chunk.sequence.num_computed_tokens += chunk.num_tokens
@@ -217,7 +221,6 @@ class PrefillStage:
         durations = Durations(queue_s=begin_s - prompt.job.arrival_s, compute_s=now_s - begin_s)
         self._events.append(TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations))
         self.totals.num_completed += 1
-        self.totals.compute_s += durations.compute_s
         if reason is None and prompt.transfer is not None:
             self._stop_computing(prompt)
             self._send_finished_blocks(prompt)

@@ -212,3 +212,13 @@ def test_any_order_of_events_frees_every_block_once(order: list[str], num_steps:
     bench.assert_empty()
     assert released >= 1
     assert bench.stage.totals.num_stale > 0
+
+
+def test_the_rate_counts_each_step_once_however_many_prompts_shared_it() -> None:
+    bench = Bench(budget=8)
+    for number in (1, 2, 3):
+        bench.submit(make_sequence(number, 8, max_tokens=1), transfer=False)
+    for planned_s in (10.0, 20.0, 30.0):
+        chunks = bench.stage.plan(planned_s)
+        bench.stage.apply(chunks, bench.runner.run(chunks), planned_s + 2.0)
+    assert (bench.stage.totals.num_tokens, bench.stage.totals.compute_s) == (24, 6.0)
