@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import grpc.aio
 
 from coordinator.auth import Authenticator, Caller
-from coordinator.generation.generation import ChoiceDelta, ChoiceEnd, Generation
+from coordinator.generation.generation import ChoiceDelta, ChoiceEnd, Generation, GenerationEvent, PromptEcho
 from coordinator.generation.generator import Generator
 from coordinator.generation.inputs import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
 from coordinator.generation.served_model import TextModel
@@ -43,7 +43,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async with self._generator.generate(wanted) as generation:
                 await context.write(_started(generation))
                 async for event in generation:
-                    await context.write(_delta(event) if isinstance(event, ChoiceDelta) else _finished(event))
+                    await context.write(_event(event))
         except PdserveError as error:
             await abort_with(context, error)
         except asyncio.CancelledError:
@@ -163,6 +163,16 @@ def _started(generation: Generation) -> pb.GenerateResponse:
         model=generation.model.info.name,
     )
     return pb.GenerateResponse(started=started)
+
+
+def _event(event: GenerationEvent) -> pb.GenerateResponse:
+    match event:
+        case PromptEcho():
+            return pb.GenerateResponse(delta=pb.GenerateResponse.Delta(choice=event.choice, text=event.text))
+        case ChoiceDelta():
+            return _delta(event)
+        case ChoiceEnd():
+            return _finished(event)
 
 
 def _delta(delta: ChoiceDelta) -> pb.GenerateResponse:

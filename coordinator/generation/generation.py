@@ -8,9 +8,10 @@ from coordinator.generation.served_model import TextModel
 from coordinator.generation.stream_merge import StreamMerge
 from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceStream, SequenceTimings, TokenDelta
 from coordinator.text.output_text import OutputText
+from coordinator.text.tool_calls import ToolCall
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
-from pdserve.core.sampling import FinishReason
+from pdserve.core.sampling import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,37 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """With `echo`, the first event of a choice: its prompt. Texts and logprobs are in step with `token_ids`.
+
+    `logprobs` is empty unless asked for; its first entry is None, since nothing precedes the first token.
+    """
+
+    choice: int
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.token_texts)
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """Output tokens from `first_index` on, and the text that may be shown now; either may be empty."""
+    """Output tokens from `first_index` on, and what may be shown now of text and tool calls; each may be empty.
+
+    `token_texts` and, if asked for, `logprobs` are in step with `token_ids`. A token's text is what it adds before any
+    stop string is looked for: `text` may come later, or never.
+    """
 
     choice: int
     first_index: int
     token_ids: tuple[int, ...]
     text: str
+    token_texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +63,9 @@ class ChoiceEnd:
     finish_reason: FinishReason
     usage: Usage
     timings: SequenceTimings
+
+
+GenerationEvent = PromptEcho | ChoiceDelta | ChoiceEnd
 
 
 class Generation:
@@ -65,7 +93,7 @@ class Generation:
         self._requests, self._streams = requests, streams
         self._texts = [OutputText(model.tokenizer, r.sampling, model.eos_token_ids, stop) for r in requests]
         self._merge = StreamMerge(aiter(stream) for stream in streams)
-        self._events: deque[ChoiceDelta | ChoiceEnd] = deque()
+        self._events: deque[GenerationEvent] = deque()
 
     @property
     def num_completion_tokens(self) -> int:
@@ -75,7 +103,7 @@ class Generation:
     def __aiter__(self) -> "Generation":
         return self
 
-    async def __anext__(self) -> ChoiceDelta | ChoiceEnd:
+    async def __anext__(self) -> GenerationEvent:
         while not self._events:
             if not self._merge.open:
                 raise StopAsyncIteration

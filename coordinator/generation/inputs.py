@@ -20,9 +20,13 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """OpenAI's messages, each still as the client sent it."""
+    """OpenAI's messages and tools, still as the client sent them; `template_variables` go to the template."""
 
     messages: Sequence[object]
+    tools: object = None
+    tool_choice: object = None
+    parallel_tool_calls: object = None
+    template_variables: object = None
     param: str = "messages"
 
 

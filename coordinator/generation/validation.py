@@ -30,17 +30,6 @@ RANGES = {
     "logit_bias": Range(-100.0, 100.0),
 }
 
-# Checked like the others, then refused unless at the default, because the sampler has no such thing yet.
-_NOT_IMPLEMENTED: dict[str, Callable[[SamplingParams], bool]] = {
-    "min_p": lambda params: params.min_p != 0.0,
-    "presence_penalty": lambda params: params.presence_penalty != 0.0,
-    "frequency_penalty": lambda params: params.frequency_penalty != 0.0,
-    "repetition_penalty": lambda params: params.repetition_penalty != 1.0,
-    "logit_bias": lambda params: bool(params.logit_bias),
-    "min_tokens": lambda params: params.min_tokens != 0,
-    "logprobs": lambda params: params.num_logprobs is not None,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedOptions:
@@ -82,9 +71,8 @@ def check_options(
             f"{len(request.prompts)} prompts × n {num_choices} is more than {settings.max_choices} choices", "n"
         )
     stop = fields.strings(raw.stop, settings.max_stop_strings, MAX_STOP_CHARS, "stop")
-    for name, is_set in _NOT_IMPLEMENTED.items():
-        if is_set(sampling):
-            raise _unsupported(name)
+    if sampling.num_logprobs is not None:
+        raise _unsupported("logprobs")
     return CheckedOptions(sampling, num_choices, stop, _deadline(request, settings), raw.max_tokens_param)
 
 

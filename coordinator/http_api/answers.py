@@ -1,10 +1,8 @@
-"""OpenAI's response objects: their fields and nothing else."""
+"""Response objects that both endpoints share, and those of models: their fields and nothing else."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
-
-FinishName = Literal["stop", "length"]
 
 
 class Answer(BaseModel):
@@ -26,66 +24,6 @@ class UsageAnswer(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionChoice(Answer):
-    index: int
-    text: str
-    logprobs: None
-    finish_reason: FinishName | None
-
-
-class CompletionAnswer(Answer):
-    """Both the whole answer and a chunk of a stream."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: UsageAnswer | None = None
-
-
-class ChatMessageAnswer(Answer):
-    """A message, or in a stream what comes next of it."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str = ""
-
-
-class ChatChoice(Answer):
-    index: int
-    message: ChatMessageAnswer
-    logprobs: None
-    finish_reason: FinishName | None
-
-
-class ChatChunkChoice(Answer):
-    index: int
-    delta: ChatMessageAnswer
-    logprobs: None
-    finish_reason: FinishName | None
-
-
-class ChatAnswer(Answer):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: UsageAnswer
-
-
-class ChatChunk(Answer):
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: UsageAnswer | None = None
 
 
 class ModelAnswer(Answer):

@@ -13,11 +13,14 @@ from coordinator.generation.generation import Generation
 from coordinator.generation.generator import Generator
 from coordinator.generation.inputs import GenerationInput
 from coordinator.generation.served_model import TextModel
-from coordinator.http_api.answers import ChatAnswer, CompletionAnswer, ModelAnswer, ModelListAnswer
+from coordinator.http_api.answers import ModelAnswer, ModelListAnswer
 from coordinator.http_api.bodies import ChatBody, CompletionBody, chat_input, completion_input
+from coordinator.http_api.chat_answers import ChatAnswer
+from coordinator.http_api.chat_format import ChatFormat
+from coordinator.http_api.completion_answers import CompletionAnswer
+from coordinator.http_api.completion_format import CompletionFormat
 from coordinator.http_api.edge import Edge, EdgeMiddleware, edge_of
 from coordinator.http_api.errors import add_error_handlers, json_response
-from coordinator.http_api.formats import ChatFormat, CompletionFormat
 from coordinator.http_api.responses import ClientGone, EventStream, MakeFormat, until_disconnect, whole_answer
 
 OfRequest = Annotated[Edge, Depends(edge_of)]

@@ -9,7 +9,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.generation.generation import ChoiceDelta, ChoiceEnd, Generation
+from coordinator.generation.generation import ChoiceEnd, Generation
 from coordinator.http_api.answers import Answer
 from coordinator.http_api.errors import error_body, error_response, to_json
 from coordinator.http_api.formats import AnswerFormat, Totals
@@ -52,17 +52,12 @@ async def until_disconnect(receive: Receive, work: Coroutine[object, object, T])
 async def whole_answer(opening: OpenGeneration, make_format: MakeFormat) -> str:
     """Run a generation to its end and return the JSON of its answer."""
     async with opening as generation:
-        texts = [""] * generation.num_choices
-        ends: list[ChoiceEnd] = []
+        events = [event async for event in generation]
         totals = Totals(generation.num_prompt_tokens)
-        async for event in generation:
-            if isinstance(event, ChoiceDelta):
-                texts[event.choice] += event.text
-            else:
-                ends.append(event)
+        for event in events:
+            if isinstance(event, ChoiceEnd):
                 totals.add(event)
-        ends.sort(key=lambda end: end.choice)
-        return make_format(generation).whole(texts, ends, totals.answer()).to_json()
+        return make_format(generation).whole(events, totals.answer()).to_json()
 
 
 class EventStream(Response):
@@ -117,11 +112,9 @@ class EventStream(Response):
             if event.choice not in introduced:
                 introduced.add(event.choice)
                 await events.answer(answers.first_chunk(event.choice))
-            if isinstance(event, ChoiceDelta):
-                await events.answer(answers.delta_chunk(event))
-            else:
+            if isinstance(event, ChoiceEnd):
                 totals.add(event)
-                await events.answer(answers.end_chunk(event))
+            await events.answer(answers.chunk(event))
         if self._include_usage:
             await events.answer(answers.usage_chunk(totals.answer()))
         await events.last(DONE)

@@ -76,10 +76,10 @@ class ModelRunner:
         rows = ForwardInput(
             token_ids=self._tensor(token_ids + padding),
             positions=self._tensor(positions + padding),
-            sample_rows=self._tensor(sample_rows),
             step=self._kernels.begin(batch, self._paged_kv.pool),
         )
-        logits = self._model.forward(rows)[:num_sampled].cpu()
+        hidden = self._model.forward(rows)
+        logits = self._model.logits(hidden[self._tensor(sample_rows)])[:num_sampled].cpu()
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
         return logits.numpy()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pdserve.v1 import common_pb2 as pdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/v1/inference.proto\x12\npdserve.v1\x1a\x17pdserve/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x8b\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\ntool_calls\x18\x04 \x03(\x0b\x32\x14.pdserve.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\tB\n\n\x08_content\"K\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\"\xf3\x04\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.pdserve.v1.SamplingOptions.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\n \x01(\x03H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x03\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\x15\n\x08logprobs\x18\x0f \x01(\x03H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"\xeb\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.pdserve.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.pdserve.v1.SamplingOptions\x12\x0e\n\x01n\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12\x15\n\rrequest_label\x18\x08 \x01(\t\x12\x0c\n\x04user\x18\t \x01(\t\x12\x15\n\rrequest_class\x18\n \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\x04H\x02\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_nB\x0e\n\x0c_deadline_ms\"\xe1\x04\n\x10GenerateResponse\x12\x37\n\x07started\x18\x01 \x01(\x0b\x32$.pdserve.v1.GenerateResponse.StartedH\x00\x12\x33\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\".pdserve.v1.GenerateResponse.DeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.pdserve.v1.GenerateResponse.FinishedH\x00\x1a\x88\x01\n\x07Started\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x1az\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\x1a\x93\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12$\n\x07timings\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.TimingsB\x07\n\x05\x65vent\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb3\x01\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\nreserve_us\x18\x02 \x01(\x04\x12\x12\n\nprefill_us\x18\x03 \x01(\x04\x12\x1b\n\x13\x65xposed_transfer_us\x18\x04 \x01(\x04\x12\x11\n\tdecode_us\x18\x05 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x06 \x01(\x04\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\"\x13\n\x11ListModelsRequest\"]\n\x0bServedModel\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.ModelInfo\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x02 \x01(\r\x12\r\n\x05ready\x18\x03 \x01(\x08\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.ServedModel2\xa1\x01\n\tInference\x12G\n\x08Generate\x12\x1b.pdserve.v1.GenerateRequest\x1a\x1c.pdserve.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.pdserve.v1.ListModelsRequest\x1a\x1e.pdserve.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apdserve/v1/inference.proto\x12\npdserve.v1\x1a\x17pdserve/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"\x8b\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x03 \x01(\t\x12(\n\ntool_calls\x18\x04 \x03(\x0b\x32\x14.pdserve.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\tB\n\n\x08_content\"\xbb\x01\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x13\n\x0btool_choice\x18\x03 \x01(\t\x12 \n\x13parallel_tool_calls\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1f\n\x17template_variables_json\x18\x05 \x01(\tB\x16\n\x14_parallel_tool_calls\"\xf3\x04\n\x0fSamplingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12>\n\nlogit_bias\x18\t \x03(\x0b\x32*.pdserve.v1.SamplingOptions.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\n \x01(\x03H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\x03\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\x15\n\x08logprobs\x18\x0f \x01(\x03H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\r\n\x0b_min_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\"\xeb\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x14.pdserve.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.pdserve.v1.ChatPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.pdserve.v1.SamplingOptions\x12\x0e\n\x01n\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12\x15\n\rrequest_label\x18\x08 \x01(\t\x12\x0c\n\x04user\x18\t \x01(\t\x12\x15\n\rrequest_class\x18\n \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0b \x01(\t\x12\x12\n\ncache_salt\x18\x0c \x01(\t\x12\x18\n\x0b\x64\x65\x61\x64line_ms\x18\r \x01(\x04H\x02\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_nB\x0e\n\x0c_deadline_ms\"\xc0\x05\n\x10GenerateResponse\x12\x37\n\x07started\x18\x01 \x01(\x0b\x32$.pdserve.v1.GenerateResponse.StartedH\x00\x12\x33\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\".pdserve.v1.GenerateResponse.DeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.pdserve.v1.GenerateResponse.FinishedH\x00\x1a\x88\x01\n\x07Started\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1a\n\x12system_fingerprint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x1a\xd8\x01\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\x12(\n\ntool_calls\x18\x06 \x03(\x0b\x32\x14.pdserve.v1.ToolCall\x12\x32\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\x1a\x93\x01\n\x08\x46inished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.pdserve.v1.Usage\x12$\n\x07timings\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.TimingsB\x07\n\x05\x65vent\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb3\x01\n\x07Timings\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\nreserve_us\x18\x02 \x01(\x04\x12\x12\n\nprefill_us\x18\x03 \x01(\x04\x12\x1b\n\x13\x65xposed_transfer_us\x18\x04 \x01(\x04\x12\x11\n\tdecode_us\x18\x05 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x06 \x01(\x04\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\"\x13\n\x11ListModelsRequest\"]\n\x0bServedModel\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.ModelInfo\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x02 \x01(\r\x12\r\n\x05ready\x18\x03 \x01(\x08\"=\n\x12ListModelsResponse\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.pdserve.v1.ServedModel2\xa1\x01\n\tInference\x12G\n\x08Generate\x12\x1b.pdserve.v1.GenerateRequest\x1a\x1c.pdserve.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.pdserve.v1.ListModelsRequest\x1a\x1e.pdserve.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,32 +40,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLCALL']._serialized_end=152
   _globals['_CHATMESSAGE']._serialized_start=155
   _globals['_CHATMESSAGE']._serialized_end=294
-  _globals['_CHATPROMPT']._serialized_start=296
-  _globals['_CHATPROMPT']._serialized_end=371
-  _globals['_SAMPLINGOPTIONS']._serialized_start=374
-  _globals['_SAMPLINGOPTIONS']._serialized_end=1001
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=789
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=837
-  _globals['_GENERATEREQUEST']._serialized_start=1004
-  _globals['_GENERATEREQUEST']._serialized_end=1367
-  _globals['_GENERATERESPONSE']._serialized_start=1370
-  _globals['_GENERATERESPONSE']._serialized_end=1979
-  _globals['_GENERATERESPONSE_STARTED']._serialized_start=1560
-  _globals['_GENERATERESPONSE_STARTED']._serialized_end=1696
-  _globals['_GENERATERESPONSE_DELTA']._serialized_start=1698
-  _globals['_GENERATERESPONSE_DELTA']._serialized_end=1820
-  _globals['_GENERATERESPONSE_FINISHED']._serialized_start=1823
-  _globals['_GENERATERESPONSE_FINISHED']._serialized_end=1970
-  _globals['_USAGE']._serialized_start=1981
-  _globals['_USAGE']._serialized_end=2061
-  _globals['_TIMINGS']._serialized_start=2064
-  _globals['_TIMINGS']._serialized_end=2243
-  _globals['_LISTMODELSREQUEST']._serialized_start=2245
-  _globals['_LISTMODELSREQUEST']._serialized_end=2264
-  _globals['_SERVEDMODEL']._serialized_start=2266
-  _globals['_SERVEDMODEL']._serialized_end=2359
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2361
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2422
-  _globals['_INFERENCE']._serialized_start=2425
-  _globals['_INFERENCE']._serialized_end=2586
+  _globals['_CHATPROMPT']._serialized_start=297
+  _globals['_CHATPROMPT']._serialized_end=484
+  _globals['_SAMPLINGOPTIONS']._serialized_start=487
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1114
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=902
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=950
+  _globals['_GENERATEREQUEST']._serialized_start=1117
+  _globals['_GENERATEREQUEST']._serialized_end=1480
+  _globals['_GENERATERESPONSE']._serialized_start=1483
+  _globals['_GENERATERESPONSE']._serialized_end=2187
+  _globals['_GENERATERESPONSE_STARTED']._serialized_start=1673
+  _globals['_GENERATERESPONSE_STARTED']._serialized_end=1809
+  _globals['_GENERATERESPONSE_DELTA']._serialized_start=1812
+  _globals['_GENERATERESPONSE_DELTA']._serialized_end=2028
+  _globals['_GENERATERESPONSE_FINISHED']._serialized_start=2031
+  _globals['_GENERATERESPONSE_FINISHED']._serialized_end=2178
+  _globals['_USAGE']._serialized_start=2189
+  _globals['_USAGE']._serialized_end=2269
+  _globals['_TIMINGS']._serialized_start=2272
+  _globals['_TIMINGS']._serialized_end=2451
+  _globals['_LISTMODELSREQUEST']._serialized_start=2453
+  _globals['_LISTMODELSREQUEST']._serialized_end=2472
+  _globals['_SERVEDMODEL']._serialized_start=2474
+  _globals['_SERVEDMODEL']._serialized_end=2567
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2569
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2630
+  _globals['_INFERENCE']._serialized_start=2633
+  _globals['_INFERENCE']._serialized_end=2794
 # @@protoc_insertion_point(module_scope)

@@ -104,8 +104,17 @@ class ChatPrompt(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_JSON_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
     tools_json: _builtins.str
     """a JSON list, as OpenAI's `tools`"""
+    tool_choice: _builtins.str
+    """"auto" (as empty) or "none" """
+    parallel_tool_calls: _builtins.bool
+    """unset: true"""
+    template_variables_json: _builtins.str
+    """a JSON object, as `chat_template_kwargs` over HTTP"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
@@ -113,12 +122,17 @@ class ChatPrompt(_message.Message):
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools_json: _builtins.str = ...,
+        tool_choice: _builtins.str = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        template_variables_json: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
@@ -367,6 +381,8 @@ class GenerateResponse(_message.Message):
         TOKEN_IDS_FIELD_NUMBER: _builtins.int
         TEXT_FIELD_NUMBER: _builtins.int
         LOGPROBS_FIELD_NUMBER: _builtins.int
+        TOOL_CALLS_FIELD_NUMBER: _builtins.int
+        PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
         choice: _builtins.int
         first_index: _builtins.int
         """index, among the choice's output tokens, of token_ids[0]"""
@@ -375,7 +391,19 @@ class GenerateResponse(_message.Message):
         @_builtins.property
         def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         @_builtins.property
-        def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]: ...
+        def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+            """of token_ids, if asked for"""
+
+        @_builtins.property
+        def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+            """each whole, once"""
+
+        @_builtins.property
+        def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+            """With echo, a choice's first delta is the prompt: its text, no token_ids, and here, if logprobs are asked for,
+            its tokens' from the second on.
+            """
+
         def __init__(
             self,
             *,
@@ -384,10 +412,12 @@ class GenerateResponse(_message.Message):
             token_ids: _abc.Iterable[_builtins.int] | None = ...,
             text: _builtins.str = ...,
             logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+            tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+            prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

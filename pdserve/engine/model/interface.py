@@ -13,11 +13,10 @@ from pdserve_kernels.interface import Kernels, PagedStep
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """One step's rows, padding included. `sample_rows` are the rows whose logits are wanted, padded likewise."""
+    """One step's rows, padding included."""
 
     token_ids: Tensor
     positions: Tensor
-    sample_rows: Tensor
     step: PagedStep
 
 
@@ -40,7 +39,11 @@ class Model(Protocol):
         ...
 
     def forward(self, rows: ForwardInput) -> Tensor:
-        """Write all rows' KV and return fp32 logits, [len(sample_rows), vocab_size]."""
+        """Write all rows' KV and return their final hidden states, fp32 [N, hidden_size], for `logits`."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 [M, hidden_size] → fp32 logits [M, vocab_size]; M a multiple of the kernels' `row_multiple`."""
         ...
 
 

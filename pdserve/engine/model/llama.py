@@ -92,7 +92,7 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(self, rows: ForwardInput) -> Tensor:
-        if self._logits is None:
+        if not self._ops:
             raise RuntimeError("forward before freeze")
         residual = self._embedding[rows.token_ids].float()
         cos, sin = self._cos[rows.positions], self._sin[rows.positions]
@@ -102,7 +102,13 @@ class LlamaModel:
             residual += ops.attention_out(attended.to(self._dtype))
             normed = self._norm(residual, layer.mlp_norm).to(self._dtype)
             residual += ops.down(self._kernels.silu_mul(ops.gate_up(normed)))
-        return self._logits(self._norm(residual[rows.sample_rows], self._final_norm))
+        return residual
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self._logits is None:
+            raise RuntimeError("logits before freeze")
+        return self._logits(self._norm(hidden, self._final_norm))
 
     def _attend(self, rows: ForwardInput, index: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         config = self._config

@@ -90,23 +90,6 @@ def test_a_bias_that_is_no_number_names_its_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("min_p", 0.1),
-        ("presence_penalty", 1),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"3": 1}),
-        ("min_tokens", 2),
-        ("logprobs", 0),
-    ],
-)
-def test_what_the_sampler_cannot_do_yet_is_refused_by_name(name: str, value: object) -> None:
-    error = refusal(request(**{name: value}))
-    assert (error.reason, error.param) == (ErrorReason.UNSUPPORTED, name)
-
-
-@pytest.mark.parametrize(
     ("change", "param"),
     [({"echo": True}, "echo"), ({"adapter": "a"}, "adapter"), ({"unsupported": ("tools",)}, "tools")],
 )

@@ -4,7 +4,8 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.http_api.answers import ChatAnswer, ChatChunk, CompletionAnswer
+from coordinator.http_api.chat_answers import ChatAnswer, ChatChunk
+from coordinator.http_api.completion_answers import CompletionAnswer
 from pdserve.core.errors import ErrorReason, PdserveError
 from tests.coordinator.http_api.conftest import Serve
 from tests.coordinator.text_fakes import (
