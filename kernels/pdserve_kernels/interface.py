@@ -39,10 +39,11 @@ class PagedStep(Protocol):
         """Put every row's key and value, [N, num_kv_heads, D], into its slot; padding rows are dropped."""
         ...
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
         """Causal attention of every row over its sequence's cache up to and with itself.
 
-        `query` is fp32 [N, num_heads, D]; the result is fp32 [N, num_heads · D], zero in padding rows. Slots that
+        `query` is fp32 [N, num_heads, D], scores are query · key · `scale`; with a `window`, a row at position p sees
+        positions p − window + 1 to p only. The result is fp32 [N, num_heads · D], zero in padding rows. Slots that
         were never written take no part, whatever bits they hold.
         """
         ...
@@ -69,7 +70,7 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """fp32 [N, H] → fp32 [N, H]: x / sqrt(mean(x²) + eps) · weight."""
+        """fp32 [N, …, H] → the same shape: x / sqrt(mean(x²) + eps) · weight, weight fp32 [H]."""
         ...
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -78,6 +79,10 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[N, 2F], gate then up → silu(gate) · up, [N, F], computed in fp32, in the input's dtype."""
+        ...
+
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_mul` with GELU in its tanh form: 0.5 · g · (1 + tanh(√(2/π) · (g + 0.044715 · g³))) · up."""
         ...
 
     def begin(self, batch: RaggedBatch, kv_pool: Tensor) -> PagedStep: ...

@@ -58,12 +58,14 @@ class TorchPagedStep:
             pages = self._pool[:, layer, which]
             pages[self._blocks, :, self._slots] = rows[: self._num_query_rows].to(pages.dtype)
 
-    def attend(self, layer: int, query: Tensor) -> Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+        if window is not None:
+            raise NotImplementedError("sliding window")
         if self._groups is None:
             self._groups = self._planner.groups(query.shape[1])
         out = torch.zeros_like(query)
         for group in self._groups:
-            out[group.rows] = self._attend_group(group, layer, query[group.rows])
+            out[group.rows] = self._attend_group(group, layer, query[group.rows] * scale)
         return out.flatten(1)
 
     def _write_targets(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
@@ -84,7 +86,7 @@ class TorchPagedStep:
         padded = -(-num_folded // self._row_multiple) * self._row_multiple
         folded = query.new_zeros(num_sequences, self._num_kv_heads, padded, dim)
         by_head = query.view(num_sequences, num_queries, self._num_kv_heads, shared, dim).permute(0, 2, 1, 3, 4)
-        folded[:, :, :num_folded] = by_head.reshape(num_sequences, self._num_kv_heads, num_folded, dim) * dim**-0.5
+        folded[:, :, :num_folded] = by_head.reshape(num_sequences, self._num_kv_heads, num_folded, dim)
         result = self._merge_tiles(group.tiles, layer, folded, shared)[:, :, :num_folded]
         by_query = result.view(num_sequences, self._num_kv_heads, num_queries, shared, dim).permute(0, 2, 1, 3, 4)
         return by_query.reshape(num_sequences, num_queries, num_heads, dim)

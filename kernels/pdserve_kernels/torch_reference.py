@@ -39,5 +39,8 @@ class TorchKernels:
         # Not F.silu: its vectorised part and its tail differ in the last bit, so a value would depend on its place.
         return gate.neg().exp_().add_(1.0).reciprocal_().mul_(gate).mul_(up).to(gate_up.dtype)
 
+    def gelu_tanh_mul(self, gate_up: Tensor) -> Tensor:
+        raise NotImplementedError("gelu_tanh")
+
     def begin(self, batch: RaggedBatch, kv_pool: Tensor) -> PagedStep:
         return TorchPagedStep(batch, kv_pool, self.row_multiple)

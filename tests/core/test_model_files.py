@@ -42,9 +42,9 @@ def test_config_of_a_directory(directory):
     assert (config.vocab_size, config.num_layers, config.hidden_size) == (300, 1, 32)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 8)
     assert (config.intermediate_size, config.context_length) == (32, 64)
-    assert (config.rms_norm_eps, config.rope_theta) == (1e-5, 10000.0)
+    assert (config.rms_norm_eps, config.attention[0].rope.theta) == (1e-5, 10000.0)
     assert config.tie_word_embeddings
-    assert not config.attention_bias
+    assert not config.qkv_bias
     assert {tensor.name for tensor in open_model_files(directory).stored_tensors()} == set(spec.tensors())
 
 
@@ -122,7 +122,7 @@ def test_harmless_spellings_are_accepted(directory):
         head_dim="absent",
     )
     config = open_model_files(directory).config
-    assert (config.rope_theta, config.num_kv_heads, config.head_dim) == (5e5, 4, 8)
+    assert (config.attention[0].rope.theta, config.num_kv_heads, config.head_dim) == (5e5, 4, 8)
 
 
 def test_tie_flag_in_text_config_only_is_honoured(directory):

@@ -46,7 +46,7 @@ class Paged:
         new = [torch.cat([kv[which, -n:] for kv, n in zip(self.kv, self.lengths, strict=True)]) for which in (0, 1)]
         padding = torch.full((self.batch.num_rows - len(new[0]), KV_HEADS, DIM), 7.0, dtype=new[0].dtype)
         step.write_kv(1, *(torch.cat((rows, padding)) for rows in new))
-        return step.attend(1, self.query)
+        return step.attend(1, self.query, self.query.shape[-1] ** -0.5, None)
 
     def expected(self):
         rows, at = [], 0

@@ -2,14 +2,54 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from pdserve.core.errors import ErrorReason, PdserveError
 
 
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base `theta`, and how its frequencies are scaled. Which fields a kind reads:
+
+    linear, dynamic: `factor` (dynamic also `original_context_length`); llama3: also `low_freq_factor` and
+    `high_freq_factor`; yarn: `beta_fast`, `beta_slow`, `attention_factor`, `truncate` instead. "factors": a tensor of
+    the checkpoint, `rope_freqs.weight` fp32 [head_dim / 2], divides the frequencies (GGUF's llama3).
+    """
+
+    theta: float
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_context_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """One layer's attention. With a `window`, a position sees itself and the `window` − 1 positions before it."""
+
+    rope: RopeConfig
+    window: int | None = None
+
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer. `architecture` is the Hugging Face class name; `stored_dtype` that of the file."""
+    """A decoder-only transformer. `architecture` is the Hugging Face class name; `stored_dtype` that of the file.
+
+    `attention` has one entry a layer. Scores are query · key · `attention_scale`. `qk_norm`: RMS norms of each query
+    and key head. `sandwich_norms`: a norm also behind attention and behind the MLP. Embeddings are multiplied by
+    `embedding_scale`.
+    """
 
     architecture: str
     vocab_size: int
@@ -20,13 +60,19 @@ class ModelConfig:
     head_dim: int
     intermediate_size: int
     rms_norm_eps: float
-    rope_theta: float
+    attention: tuple[AttentionConfig, ...]
+    attention_scale: float
     context_length: int
     tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
     eos_token_ids: tuple[int, ...]
     stored_dtype: str
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sandwich_norms: bool = False
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size"):
@@ -36,6 +82,8 @@ class ModelConfig:
             raise bad_model(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim < 2 or self.head_dim % 2:
             raise bad_model(f"head_dim is {self.head_dim}; rotary embeddings need an even number")
+        if len(self.attention) != self.num_layers:
+            raise bad_model(f"{len(self.attention)} layers' attention is described, of {self.num_layers}")
         if self.context_length < 1:
             raise bad_model(f"context_length is {self.context_length}; it must be at least 1")
 

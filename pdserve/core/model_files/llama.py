@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import cast
 
 from pdserve.core.model_files.config import (
+    AttentionConfig,
     ModelConfig,
+    RopeConfig,
     as_token_ids,
     bad_model,
     get_float,
@@ -43,23 +45,28 @@ class LlamaParser:
         _refuse_hugging_face(raw, rope)
         num_heads = require_int(raw, "num_attention_heads")
         hidden_size = require_int(raw, "hidden_size")
+        num_layers = require_int(raw, "num_hidden_layers")
+        head_dim = get_int(raw, "head_dim", hidden_size // max(num_heads, 1))
+        theta = get_float(rope, "rope_theta", get_float(raw, "rope_theta", 10_000.0))
         return ModelConfig(
             architecture="LlamaForCausalLM",
             vocab_size=require_int(raw, "vocab_size"),
-            num_layers=require_int(raw, "num_hidden_layers"),
+            num_layers=num_layers,
             hidden_size=hidden_size,
             num_heads=num_heads,
             num_kv_heads=get_int(raw, "num_key_value_heads", num_heads),
-            head_dim=get_int(raw, "head_dim", hidden_size // max(num_heads, 1)),
+            head_dim=head_dim,
             intermediate_size=require_int(raw, "intermediate_size"),
             rms_norm_eps=get_float(raw, "rms_norm_eps", 1e-6),
-            rope_theta=get_float(rope, "rope_theta", get_float(raw, "rope_theta", 10_000.0)),
+            attention=(AttentionConfig(RopeConfig(theta)),) * num_layers,
+            attention_scale=max(head_dim, 1) ** -0.5,
             context_length=get_int(raw, "max_position_embeddings", 2048),
             tie_word_embeddings=raw.get("tie_word_embeddings") is True,
-            attention_bias=raw.get("attention_bias") is True,
-            mlp_bias=raw.get("mlp_bias") is True,
             eos_token_ids=eos_token_ids,
             stored_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+            qkv_bias=raw.get("attention_bias") is True,
+            attention_out_bias=raw.get("attention_bias") is True,
+            mlp_bias=raw.get("mlp_bias") is True,
         )
 
     def from_gguf(self, metadata: Mapping[str, object], tensor_dtypes: Mapping[str, str]) -> ModelConfig:
@@ -67,24 +74,27 @@ class LlamaParser:
         num_heads = require_int(raw, "attention.head_count")
         hidden_size = require_int(raw, "embedding_length")
         head_dim = get_int(raw, "attention.key_length", hidden_size // max(num_heads, 1))
+        num_layers = require_int(raw, "block_count")
         _refuse_gguf(raw, tensor_dtypes, head_dim)
         return ModelConfig(
             architecture="LlamaForCausalLM",
             vocab_size=get_int(raw, "vocab_size", _num_tokens(metadata)),
-            num_layers=require_int(raw, "block_count"),
+            num_layers=num_layers,
             hidden_size=hidden_size,
             num_heads=num_heads,
             num_kv_heads=get_int(raw, "attention.head_count_kv", num_heads),
             head_dim=head_dim,
             intermediate_size=require_int(raw, "feed_forward_length"),
             rms_norm_eps=get_float(raw, "attention.layer_norm_rms_epsilon", 1e-6),
-            rope_theta=get_float(raw, "rope.freq_base", 10_000.0),
+            attention=(AttentionConfig(RopeConfig(get_float(raw, "rope.freq_base", 10_000.0))),) * num_layers,
+            attention_scale=max(head_dim, 1) ** -0.5,
             context_length=require_int(raw, "context_length"),
             tie_word_embeddings="output.weight" not in tensor_dtypes,
-            attention_bias="blk.0.attn_q.bias" in tensor_dtypes,
-            mlp_bias="blk.0.ffn_gate.bias" in tensor_dtypes,
             eos_token_ids=_gguf_eos(metadata),
             stored_dtype=tensor_dtypes.get("blk.0.ffn_down.weight", "F32"),
+            qkv_bias="blk.0.attn_q.bias" in tensor_dtypes,
+            attention_out_bias="blk.0.attn_output.bias" in tensor_dtypes,
+            mlp_bias="blk.0.ffn_gate.bias" in tensor_dtypes,
         )
 
     def hugging_face_name(self, gguf_name: str) -> str:

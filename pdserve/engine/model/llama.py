@@ -115,7 +115,7 @@ class LlamaModel:
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         query, key, value = heads.split_with_sizes((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         rows.step.write_kv(index, self._kernels.rope(key, cos, sin), value)
-        return rows.step.attend(index, self._kernels.rope(query, cos, sin))
+        return rows.step.attend(index, self._kernels.rope(query, cos, sin), config.attention_scale, None)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, weight, self._config.rms_norm_eps)
@@ -133,9 +133,9 @@ class LlamaModel:
         return _Layer(
             attention_norm=self._empty(hidden),
             qkv=self._empty(merged, hidden),
-            qkv_bias=self._empty(merged) if config.attention_bias else None,
+            qkv_bias=self._empty(merged) if config.qkv_bias else None,
             attention_out=self._empty(hidden, query),
-            attention_out_bias=self._empty(hidden) if config.attention_bias else None,
+            attention_out_bias=self._empty(hidden) if config.attention_out_bias else None,
             mlp_norm=self._empty(hidden),
             gate_up=self._empty(2 * intermediate, hidden),
             gate_up_bias=self._empty(2 * intermediate) if config.mlp_bias else None,
@@ -170,6 +170,6 @@ def _layer_destinations(layer: _Layer, config: ModelConfig) -> dict[str, Tensor]
 def _rope_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin, fp32 [context_length, head_dim / 2]."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    inverse = 1.0 / (config.rope_theta**exponents)
+    inverse = 1.0 / (config.attention[0].rope.theta ** exponents)
     angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), inverse)
     return angles.cos().to(device), angles.sin().to(device)
