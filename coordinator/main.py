@@ -1,10 +1,11 @@
-"""The coordinator's process: text model, scheduling, APIs and health, from start to the end of the drain. No torch."""
+"""The coordinator's process: text models, scheduling, APIs and health, from start to the end of the drain. No torch."""
 
 import asyncio
 import logging
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,20 +19,20 @@ from prometheus_client import disable_created_metrics
 from coordinator.auth import authenticator_for
 from coordinator.generation.generator import Generator
 from coordinator.generation.served_model import ServedModels, TextModel, load_text_model
-from coordinator.grpc_api import InferenceService
+from coordinator.grpc_api import INFERENCE, InferenceService, add_inference_service
 from coordinator.http_api.app import build_http_app
 from coordinator.http_api.server import HttpServer, serve_http
 from coordinator.scheduling.assembly import Scheduling, build_scheduling
 from pdserve.client.channels import aio_server, bind
+from pdserve.core.errors import PdserveError
 from pdserve.core.ids import new_incarnation
 from pdserve.core.model_fetch import resolve_model
 from pdserve.core.model_files import open_model_files
 from pdserve.core.model_files.files import fingerprint
 from pdserve.core.model_info import ModelInfo
-from pdserve.serving.settings import Settings
-from pdserve.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+from pdserve.serving.settings import ModelSettings, Settings
+from pdserve.v1 import fleet_pb2, fleet_pb2_grpc
 
-INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 FLEET = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name
 STOP_GRACE_S = 2.0
 HEALTH_RECHECK_S = 1.0
@@ -51,23 +52,36 @@ def run(settings: Settings, ready: Ready) -> int:
         The process's exit code, 0.
 
     Raises:
-        PdserveError: the model cannot be found or is not supported.
+        PdserveError: a model cannot be found or is not supported.
         OSError: a port is taken.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time beside every series tells a dashboard nothing
-    model = load_model(settings)
-    return uvloop.run(CoordinatorProcess(settings, model).serve(ready))
+    models = load_models(settings)
+    return uvloop.run(CoordinatorProcess(settings, models).serve(ready))
 
 
-def load_model(settings: Settings) -> TextModel:
-    """Tokenizer, template and config of the model that `settings` names; no weights."""
-    path = resolve_model(settings.model.source, settings.cache_dir)
+def load_models(settings: Settings) -> ServedModels:
+    """The text side of every model that `settings` names, side by side: each file is read whole for its fingerprint."""
+    paths = [resolve_model(model.source, settings.cache_dir) for model in settings.models]
+    with ThreadPoolExecutor(thread_name_prefix="load") as threads:
+        return ServedModels(threads.map(_load_model, settings.models, paths))
+
+
+def _load_model(model: ModelSettings, path: Path) -> TextModel:
+    try:
+        return _read_model(model, path)
+    except PdserveError as error:
+        raise PdserveError(error.reason, f"model {model.name}: {error.message}", param=error.param) from error
+
+
+def _read_model(model: ModelSettings, path: Path) -> TextModel:
+    """Tokenizer, template and config; no weights."""
     files = open_model_files(path)
     info = ModelInfo(
-        name=settings.model.served_name or Path(settings.model.source).name,
-        fingerprint=fingerprint(files, settings.model.dtype),
+        name=model.name,
+        fingerprint=fingerprint(files, model.dtype),
         architecture=files.config.architecture,
-        dtype=settings.model.dtype,
+        dtype=model.dtype,
         vocab_size=files.config.vocab_size,
         context_length=files.config.context_length,
         eos_token_ids=files.config.eos_token_ids,
@@ -98,9 +112,9 @@ class _Servers:
 class CoordinatorProcess:
     """One coordinator on the running event loop."""
 
-    def __init__(self, settings: Settings, model: TextModel) -> None:
+    def __init__(self, settings: Settings, models: ServedModels) -> None:
         self._settings = settings
-        self._model = model
+        self._models = models
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -114,14 +128,12 @@ class CoordinatorProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         scheduling = build_scheduling(
-            {self._model.info.name: self._model.info},
+            {model.info.name: model.info for model in self._models},
             self._settings.coordinator,
             self._settings.transfer.transports,
             new_incarnation(),
         )
-        generator = Generator(
-            ServedModels([self._model]), scheduling.dispatcher, self._settings.coordinator, scheduling.metrics
-        )
+        generator = Generator(self._models, scheduling.dispatcher, self._settings.coordinator, scheduling.metrics)
         servers = await self._open(scheduling, generator)
         watcher = asyncio.create_task(self._keep_health(servers.health, scheduling), name="health")
         try:
@@ -138,7 +150,7 @@ class CoordinatorProcess:
         authenticator = authenticator_for(settings.api_keys)
         server = aio_server()
         servicer = _health_servicer()
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(generator, authenticator), server)
+        add_inference_service(InferenceService(generator, authenticator), server)
         fleet_pb2_grpc.add_FleetServicer_to_server(scheduling.fleet_service, server)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         reflection.enable_server_reflection((INFERENCE, FLEET, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -150,10 +162,10 @@ class CoordinatorProcess:
         return _Servers(server, grpc_port, servicer, http)
 
     async def _keep_health(self, servicer: _Health, scheduling: Scheduling) -> None:
-        """Ready is: a sequence would be taken in. Stalls show by the clock alone, hence the recheck."""
+        """Ready is: a sequence for any model would be taken in. Stalls show by the clock alone, hence the recheck."""
         while True:
             changed = scheduling.fleet.changes.next()
-            is_ready = scheduling.dispatcher.is_ready(self._model.info.name)
+            is_ready = all(scheduling.dispatcher.is_ready(model.info.name) for model in self._models)
             status = health_pb2.HealthCheckResponse
             for name in ("", INFERENCE):
                 await servicer.set(name, status.SERVING if is_ready else status.NOT_SERVING)

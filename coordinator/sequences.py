@@ -64,12 +64,17 @@ class SequenceTimings:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Output tokens `first_index`, `first_index` + 1, …: each index comes exactly once and in order."""
+    """Output tokens `first_index`, `first_index` + 1, …: each index comes exactly once and in order.
+
+    `logprobs`, if asked for, are in step with `token_ids`. With index 0 come `prompt_logprobs`, of the prompt's tokens
+    from the second on, and how many of its tokens were cached.
+    """
 
     first_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

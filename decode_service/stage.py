@@ -22,7 +22,7 @@ from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import SamplingParams, finish_reason_after
 from pdserve.engine.block_pool import Owner, OwnerKind
 from pdserve.engine.events import Durations, Event, SequenceFailed, SequenceReleased, StageSnapshot, TokenSampled
-from pdserve.engine.sequence import Chunk, Sampled, Sequence
+from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
 from pdserve.engine.step_loop import StageResources
 
 
@@ -153,14 +153,14 @@ class DecodeStage:
             self._join(self._entries[sequence_id], now_s)
         return [self._next_row(self._entries[sequence_id]) for sequence_id in batch]
 
-    def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+    def apply(self, chunks: Seq[Chunk], results: Seq[ChunkResult], now_s: float) -> None:
         if chunks:
             self.totals.compute_s += now_s - self._planned_s
-        for chunk, token in zip(chunks, sampled, strict=True):
-            if token is None:
+        for chunk, result in zip(chunks, results, strict=True):
+            if result.sampled is None:
                 raise RuntimeError("a decode row came back without a token")
             chunk.sequence.num_computed_tokens += 1
-            self._advance(self._entries[chunk.sequence.id], token, now_s)
+            self._advance(self._entries[chunk.sequence.id], result.sampled, now_s)
 
     def fail(self, chunks: Seq[Chunk], error: Exception) -> None:
         for chunk in chunks:

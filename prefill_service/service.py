@@ -129,11 +129,12 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._snapshot = snapshot
         for event in events:
             match event:
-                case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent):
+                case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent, of_prompt):
                     durations = common_pb2.PhaseDurations(
                         queue_us=micros(spent.queue_s), compute_us=micros(spent.compute_s)
                     )
-                    self._outputs.put(sequence_id, token_output(index, token_id, logprobs, finish_reason, durations))
+                    output = token_output(index, token_id, logprobs, finish_reason, durations, of_prompt)
+                    self._outputs.put(sequence_id, output)
                 case SequenceFailed(sequence_id, error):
                     self._outputs.put_error(sequence_id, error)
                 case SequenceTransferred(sequence_id, spent):

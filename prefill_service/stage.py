@@ -12,13 +12,13 @@ and the transfer has ended, whichever comes last. A prompt that wants no transfe
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kv_transfer.interfaces import OutboundEnd, OutboundTransfer
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
-from pdserve.core.sampling import finish_reason_after
+from pdserve.core.sampling import TokenLogprobs, finish_reason_after
 from pdserve.engine.block_pool import Owner, OwnerKind
 from pdserve.engine.events import (
     Durations,
@@ -29,7 +29,7 @@ from pdserve.engine.events import (
     StageSnapshot,
     TokenSampled,
 )
-from pdserve.engine.sequence import Chunk, Sampled, Sequence
+from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
 from pdserve.engine.step_loop import StageResources
 from prefill_service.scheduler import PrefillScheduler
 
@@ -76,6 +76,7 @@ class _Prompt:
     computing: bool = True
     num_sent_blocks: int = 0
     begin_s: float | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
 
     @property
     def sequence(self) -> Sequence:
@@ -166,17 +167,18 @@ class PrefillStage:
             chunks.append(Chunk(sequence, num_tokens, sample=end == sequence.num_tokens))
         return chunks
 
-    def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+    def apply(self, chunks: Seq[Chunk], results: Seq[ChunkResult], now_s: float) -> None:
         if chunks:
             self.totals.compute_s += now_s - self._planned_s
-        for chunk, token in zip(chunks, sampled, strict=True):
+        for chunk, result in zip(chunks, results, strict=True):
             prompt = self._prompts[chunk.sequence.id]
             chunk.sequence.num_computed_tokens += chunk.num_tokens
+            prompt.logprobs += result.prompt_logprobs
             self.totals.num_tokens += chunk.num_tokens
-            if token is None:
+            if result.sampled is None:
                 self._send_finished_blocks(prompt)
             else:
-                self._finish(prompt, token, now_s)
+                self._finish(prompt, result.sampled, now_s)
 
     def fail(self, chunks: Seq[Chunk], error: Exception) -> None:
         for chunk in chunks:
@@ -219,7 +221,10 @@ class PrefillStage:
         reason = finish_reason_after(token.token_id, index + 1, sequence.sampling, self._eos_token_ids)
         begin_s = prompt.begin_s if prompt.begin_s is not None else now_s
         durations = Durations(queue_s=begin_s - prompt.job.arrival_s, compute_s=now_s - begin_s)
-        self._events.append(TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations))
+        logprobs, prompt.logprobs = tuple(prompt.logprobs), []
+        self._events.append(
+            TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations, logprobs)
+        )
         self.totals.num_completed += 1
         if reason is None and prompt.transfer is not None:
             self._stop_computing(prompt)

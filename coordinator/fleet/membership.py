@@ -207,7 +207,8 @@ def _check_itself(info: WorkerInfo, models: Mapping[str, ModelInfo]) -> None:
     if abs(info.protocol_version - PROTOCOL_VERSION) > 1:
         raise _incompatible(info, f"protocol_version {info.protocol_version}, the coordinator's is {PROTOCOL_VERSION}")
     if info.model_name not in models:
-        raise _incompatible(info, f"model {info.model_name!r} is not served here")
+        served = ", ".join(sorted(models))
+        raise _incompatible(info, f"model {info.model_name!r} is not served here (served: {served})")
     for name in MODEL_FIELDS:
         theirs, ours = getattr(info.model, name), getattr(models[info.model_name], name)
         if theirs != ours:

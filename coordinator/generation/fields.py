@@ -11,6 +11,10 @@ NO_LIMIT = 2**31 - 1
 """Upper bounds from here on only protect number formats, and help nobody in a message."""
 
 
+MAX_IDS = 1024
+"""Of `stop_token_ids`, and of `logit_bias`: each is gone through for every token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """Allowed numbers. `low_open`: `low` itself is not allowed."""
@@ -85,26 +89,35 @@ def strings(value: object, max_items: int, max_chars: int, param: str) -> tuple[
 
 
 def token_ids(value: object, vocab_size: int, param: str) -> frozenset[int]:
-    """A list of ids in [0, `vocab_size`); null is none."""
+    """A list of at most `MAX_IDS` ids in [0, `vocab_size`); null is none."""
     if value is None:
         return frozenset()
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise invalid(f"{param} must be a list of token ids", param)
-    return frozenset(_token_id(item, vocab_size, param) for item in cast("Sequence[object]", value))
+    items = cast("Sequence[object]", value)
+    _check_count(len(items), param)
+    return frozenset(_token_id(item, vocab_size, param) for item in items)
 
 
 def logit_bias(value: object, vocab_size: int, allowed: Range, param: str) -> dict[int, float]:
-    """A map from token id (in JSON: its digits) to a bias; null is none."""
+    """A map from at most `MAX_IDS` token ids (in JSON: their digits) to biases; null is none."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise invalid(f"{param} must be an object from token ids to numbers", param)
+    entries = cast("Mapping[object, object]", value)
+    _check_count(len(entries), param)
     biases: dict[int, float] = {}
-    for key, bias in cast("Mapping[object, object]", value).items():
+    for key, bias in entries.items():
         digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20
         token_id = _token_id(int(cast("str", key)) if digits else key, vocab_size, param)
         biases[token_id] = number(bias, allowed, f"{param}[{token_id}]") or 0.0
     return biases
+
+
+def _check_count(count: int, param: str) -> None:
+    if count > MAX_IDS:
+        raise invalid(f"{param} may hold at most {MAX_IDS} token ids; it holds {count}", param)
 
 
 def _listed(value: object) -> Sequence[object]:

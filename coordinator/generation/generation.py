@@ -4,10 +4,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.generation.logprobs import shown_logprobs
+from coordinator.generation.outputs import ChoiceOutput
 from coordinator.generation.served_model import TextModel
 from coordinator.generation.stream_merge import StreamMerge
 from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceStream, SequenceTimings, TokenDelta
-from coordinator.text.output_text import OutputText
 from coordinator.text.tool_calls import ToolCall
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
@@ -78,27 +79,27 @@ class Generation:
     def __init__(
         self,
         model: TextModel,
-        requests: Sequence[SequenceRequest],
+        outputs: Sequence[ChoiceOutput],
         streams: Sequence[SequenceStream],
-        stop: Sequence[str],
-        num_prompts: int,
+        num_prompt_tokens: int,
     ) -> None:
+        sequence = outputs[0].request
         self.model = model
         self.id: SequenceId = streams[0].id
-        self.seed = requests[0].sampling.seed
-        self.deadline_s = requests[0].deadline_s
-        self.num_choices = len(requests)
-        self.num_prompt_tokens = sum(len(r.token_ids) for r in requests[:: len(requests) // num_prompts])
+        self.seed = sequence.sampling.seed
+        self.deadline_s = sequence.deadline_s
+        self.num_choices = len(outputs)
+        self.num_prompt_tokens = num_prompt_tokens
         self.outcome: str | None = None
-        self._requests, self._streams = requests, streams
-        self._texts = [OutputText(model.tokenizer, r.sampling, model.eos_token_ids, stop) for r in requests]
+        self._outputs, self._streams = outputs, streams
+        self._num_cached_tokens = [0] * len(outputs)
         self._merge = StreamMerge(aiter(stream) for stream in streams)
         self._events: deque[GenerationEvent] = deque()
 
     @property
     def num_completion_tokens(self) -> int:
         """So far, of all choices, up to and including the token that completed a stop string."""
-        return sum(text.num_tokens for text in self._texts)
+        return sum(output.text.num_tokens for output in self._outputs)
 
     def __aiter__(self) -> "Generation":
         return self
@@ -125,30 +126,52 @@ class Generation:
         if isinstance(event, TokenDelta):
             self._take_tokens(index, event)
         elif event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            text = self._texts[index]
-            if held := text.flush():
-                self._events.append(ChoiceDelta(index, text.num_tokens, (), held))
-            self._end(index, event.finish_reason, event.timings, event.num_cached_tokens)
+            self._num_cached_tokens[index] = event.num_cached_tokens
+            self._end(index, event.finish_reason, event.timings)
         else:
             cancelled = event.finish_reason is FinishReason.CANCELLED
             reason = ErrorReason.CANCELLED if cancelled else ErrorReason.INTERNAL
             raise PdserveError(reason, f"the sequence ended as {event.finish_reason.value}")
 
     def _take_tokens(self, index: int, event: TokenDelta) -> None:
-        text = self._texts[index]
+        output, text = self._outputs[index], self._outputs[index].text
         if event.first_index != text.num_tokens:
             message = f"expected output token {text.num_tokens} of choice {index}, got {event.first_index}"
             raise PdserveError(ErrorReason.INTERNAL, message)
+        if event.first_index == 0 and output.prompt_texts is not None:
+            self._events.append(_echo(index, output.request, output.prompt_texts, event))
+        self._num_cached_tokens[index] += event.num_cached_tokens
         piece = text.push(event.token_ids)
-        self._events.append(ChoiceDelta(index, event.first_index, piece.token_ids, piece.text))
+        logprobs = shown_logprobs(event.logprobs, output.request.sampling.num_logprobs, len(event.token_ids))
+        self._events.append(
+            ChoiceDelta(
+                choice=index,
+                first_index=event.first_index,
+                token_ids=piece.token_ids,
+                text=piece.text,
+                token_texts=piece.token_texts,
+                logprobs=logprobs[: len(piece.token_ids)],
+                tool_calls=piece.tool_calls,
+            )
+        )
         if text.stopped:
             stream = self._streams[index]
             stream.cancel()
             self._merge.drop(index)
-            self._end(index, FinishReason.STOP, stream.timings(), num_cached_tokens=0)
+            self._end(index, FinishReason.STOP, stream.timings())
 
-    def _end(self, index: int, reason: FinishReason, timings: SequenceTimings, num_cached_tokens: int) -> None:
-        usage = Usage(len(self._requests[index].token_ids), self._texts[index].num_tokens, num_cached_tokens)
+    def _end(self, index: int, reason: FinishReason, timings: SequenceTimings) -> None:
+        output, text = self._outputs[index], self._outputs[index].text
+        held = text.flush()
+        if held.text or held.tool_calls:
+            self._events.append(ChoiceDelta(index, text.num_tokens, (), held.text, tool_calls=held.tool_calls))
+        usage = Usage(len(output.request.token_ids), text.num_tokens, self._num_cached_tokens[index])
         self._events.append(ChoiceEnd(index, reason, usage, timings))
         if not self._merge.open:
             self.outcome = reason.value
+
+
+def _echo(index: int, request: SequenceRequest, texts: tuple[str, ...], event: TokenDelta) -> PromptEcho:
+    num_wanted = request.sampling.num_prompt_logprobs
+    logprobs = shown_logprobs(event.prompt_logprobs, num_wanted, len(texts) - 1)
+    return PromptEcho(index, request.token_ids, texts, () if num_wanted is None else (None, *logprobs))

@@ -7,18 +7,22 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from coordinator.generation.generation import Generation
 from coordinator.generation.inputs import GenerationInput, Prompt
+from coordinator.generation.outputs import choice_outputs
+from coordinator.generation.sequence_requests import check_prompt_lengths, sequence_requests
 from coordinator.generation.served_model import ServedModels, TextModel
-from coordinator.generation.validation import check_options, sequence_requests
+from coordinator.generation.validation import check_options
 from coordinator.sequences import SequenceScheduler
-from coordinator.text.prompts import clean_text, encode_prompt, render_prompt
+from coordinator.text.prompts import clean_text, encode_prompt, num_chars, render_prompt
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.serving.settings import CoordinatorSettings
 
 THREAD_ABOVE_CHARS = 64 * 1024
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +90,37 @@ class Generator:
     def is_ready(self, model: TextModel) -> bool:
         return self._scheduler.is_ready(model.info.name)
 
+    async def encode(self, prompt: Prompt, model: TextModel, must_fit: bool = True) -> list[int]:
+        """Token ids of any prompt, without keeping the event loop from anything else.
+
+        Raises:
+            PdserveError: as `render_prompt` and `encode_prompt`.
+        """
+        rendered = await self.text_work(num_chars(prompt), lambda: render_prompt(prompt, model))
+        return await self.text_work(len(rendered), lambda: encode_prompt(prompt, rendered, model, must_fit))
+
+    async def text_work(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do `work`, which goes through `size` characters or ids: on the tokenizer's thread if they are many."""
+        if size <= THREAD_ABOVE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
+
     def close(self) -> None:
         self._encoder.shutdown(wait=False, cancel_futures=True)
 
     async def _start(self, request: GenerationInput) -> Generation:
         model = self.models.get(clean_text(request.model))
         options = check_options(request, model, self.settings, lambda: secrets.randbits(64))
-        prompts = [await self._encode(prompt, model) for prompt in request.prompts]
+        check_prompt_lengths(request, options, model)
+        prompts = [await self.encode(prompt, model) for prompt in request.prompts]
+        num_prompt_tokens = sum(map(len, prompts))
         requests = sequence_requests(request, options, prompts, model, self.settings)
+        num_echoed = num_prompt_tokens if options.echo else 0
+        outputs = await self.text_work(num_echoed, lambda: choice_outputs(request, options, requests, model))
         if self.clock() >= options.deadline_s:
             raise PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the request was queued")
         streams = self._scheduler.submit(requests)
-        stop = [clean_text(text) for text in options.stop]
-        return Generation(model, requests, streams, stop, len(request.prompts))
-
-    async def _encode(self, prompt: Prompt, model: TextModel) -> list[int]:
-        rendered = render_prompt(prompt, model)
-        if isinstance(rendered, list) or len(rendered) <= THREAD_ABOVE_CHARS:
-            return encode_prompt(prompt, rendered, model)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoder, encode_prompt, prompt, rendered, model)
+        return Generation(model, outputs, streams, num_prompt_tokens)
 
     def _record(self, request: GenerationInput, generation: Generation | None, outcome: str) -> None:
         if self._observer is None:

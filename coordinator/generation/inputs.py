@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
+    """`add_special_tokens`: with what the model expects around plain text, such as a BOS."""
+
     text: str
     param: str = "prompt"
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +23,20 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """OpenAI's messages and tools, still as the client sent them; `template_variables` go to the template."""
+    """OpenAI's messages and tools, still as the client sent them; `template_variables` go to the template.
+
+    The template writes the special tokens itself, hence `add_special_tokens`.
+    """
 
     messages: Sequence[object]
     tools: object = None
     tool_choice: object = None
     parallel_tool_calls: object = None
     template_variables: object = None
+    add_generation_prompt: object = None
+    continue_final_message: object = None
     param: str = "messages"
+    add_special_tokens: bool = False
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

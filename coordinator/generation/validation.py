@@ -1,22 +1,20 @@
-"""The one validator of requests, for HTTP and gRPC alike: raw fields in, SequenceRequests out. No text, no clock.
+"""The one validator of requests, for HTTP and gRPC alike: raw fields in, final ones out. No text, no clock.
 
-In two steps, because the prompt's length is known only after tokenising: `check_options`, then `sequence_requests`.
+What depends on the prompts' lengths, known only after tokenising, is checked in `sequence_requests`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.generation import fields
 from coordinator.generation.fields import Range
-from coordinator.generation.inputs import GenerationInput, SamplingInput
+from coordinator.generation.inputs import ChatPrompt, GenerationInput, SamplingInput
 from coordinator.generation.served_model import TextModel
-from coordinator.sequences import SequenceRequest
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
-from pdserve.core.sampling import SamplingParams
+from pdserve.core.sampling import MAX_LOGPROBS, SamplingParams
 from pdserve.serving.settings import CoordinatorSettings
 
 MAX_STOP_CHARS = 1024
-MAX_LABEL_CHARS = 256
 MAX_SALT_CHARS = 256
 SEED_LIMIT = 2**64
 
@@ -26,7 +24,7 @@ RANGES = {
     "min_p": Range(0.0, 1.0),
     "presence_penalty": Range(-2.0, 2.0),
     "frequency_penalty": Range(-2.0, 2.0),
-    "repetition_penalty": Range(0.0, 100.0, low_open=True),
+    "repetition_penalty": Range(0.01, 100.0),
     "logit_bias": Range(-100.0, 100.0),
 }
 
@@ -38,6 +36,7 @@ class CheckedOptions:
     sampling: SamplingParams
     num_choices: int
     stop: tuple[str, ...]
+    echo: bool
     deadline_s: float
     max_tokens_param: str
 
@@ -63,49 +62,18 @@ def check_options(
         stop_token_ids=fields.token_ids(raw.stop_token_ids, vocab_size, "stop_token_ids"),
         logit_bias=fields.logit_bias(raw.logit_bias, vocab_size, RANGES["logit_bias"], "logit_bias"),
         ignore_eos=fields.boolean(raw.ignore_eos, "ignore_eos"),
-        num_logprobs=fields.integer(raw.logprobs, 0, 20, "logprobs"),
+        num_logprobs=fields.integer(raw.logprobs, 0, MAX_LOGPROBS, "logprobs"),
     )
+    echo = _check_echo(request)
+    if echo:
+        sampling = replace(sampling, num_prompt_logprobs=sampling.num_logprobs)
     num_choices = fields.integer(request.n, 1, settings.max_choices, "n") or 1
     if num_choices * len(request.prompts) > settings.max_choices:
         raise invalid(
             f"{len(request.prompts)} prompts × n {num_choices} is more than {settings.max_choices} choices", "n"
         )
     stop = fields.strings(raw.stop, settings.max_stop_strings, MAX_STOP_CHARS, "stop")
-    if sampling.num_logprobs is not None:
-        raise _unsupported("logprobs")
-    return CheckedOptions(sampling, num_choices, stop, _deadline(request, settings), raw.max_tokens_param)
-
-
-def sequence_requests(
-    request: GenerationInput,
-    options: CheckedOptions,
-    prompts: Sequence[Sequence[int]],
-    model: TextModel,
-    settings: CoordinatorSettings,
-) -> list[SequenceRequest]:
-    """One request a choice, prompt by prompt, each with all of its prompt's ids and its final `max_tokens`.
-
-    Raises:
-        PdserveError: INVALID_ARGUMENT: a prompt is empty or too long, or `max_tokens` does not fit behind it.
-    """
-    requests: list[SequenceRequest] = []
-    for index, token_ids in enumerate(prompts):
-        max_tokens = _max_tokens(len(token_ids), options, model, settings, request.prompts[index].param)
-        for choice in range(options.num_choices):
-            requests.append(
-                SequenceRequest(
-                    model=model.info.name,
-                    token_ids=tuple(token_ids),
-                    sampling=replace(options.sampling, max_tokens=max_tokens, choice=choice),
-                    arrival_s=request.arrival_s,
-                    deadline_s=options.deadline_s,
-                    tenant=request.tenant,
-                    request_class=request.request_class or "default",
-                    cache_salt=request.cache_salt,
-                    label=request.label[:MAX_LABEL_CHARS],
-                )
-            )
-    return requests
+    return CheckedOptions(sampling, num_choices, stop, echo, _deadline(request, settings), raw.max_tokens_param)
 
 
 def _check_numbers(raw: SamplingInput, vocab_size: int) -> SamplingParams:
@@ -126,30 +94,6 @@ def _check_numbers(raw: SamplingInput, vocab_size: int) -> SamplingParams:
     )
 
 
-def _max_tokens(
-    num_prompt_tokens: int, options: CheckedOptions, model: TextModel, settings: CoordinatorSettings, param: str
-) -> int:
-    context = model.info.context_length
-    asked = options.sampling.max_tokens
-    if num_prompt_tokens == 0:
-        raise invalid(f"{param} is empty: no tokens result from it", param)
-    if num_prompt_tokens >= context:
-        asked_text = f"; {options.max_tokens_param} is {asked}" if asked else ""
-        message = (
-            f"the prompt has {num_prompt_tokens} tokens; the context holds {context}, one of which must be left for "
-            f"output{asked_text}"
-        )
-        raise invalid(message, param)
-    room = context - num_prompt_tokens
-    if asked > room:
-        message = (
-            f"{options.max_tokens_param} is {asked}, but behind the prompt's {num_prompt_tokens} tokens a context of "
-            f"{context} has room for {room}"
-        )
-        raise invalid(message, options.max_tokens_param)
-    return asked or min(room, settings.default_max_tokens)
-
-
 def _deadline(request: GenerationInput, settings: CoordinatorSettings) -> float:
     timeout_s = settings.default_deadline_s if request.timeout_s is None else request.timeout_s
     return request.arrival_s + min(timeout_s, settings.max_deadline_s)
@@ -158,14 +102,20 @@ def _deadline(request: GenerationInput, settings: CoordinatorSettings) -> float:
 def _check_request(request: GenerationInput) -> None:
     if request.unsupported:
         raise _unsupported(request.unsupported[0])
-    if fields.boolean(request.echo, "echo"):
-        raise _unsupported("echo")
     if request.adapter:
         raise _unsupported("adapter")
     if request.request_class not in ("", "default"):
         raise invalid("there is no such request class (known: default)", "request_class")
     if len(request.cache_salt) > MAX_SALT_CHARS:
         raise invalid(f"cache_salt may have at most {MAX_SALT_CHARS} characters", "cache_salt")
+
+
+def _check_echo(request: GenerationInput) -> bool:
+    echo = fields.boolean(request.echo, "echo")
+    if echo and any(isinstance(prompt, ChatPrompt) for prompt in request.prompts):
+        message = "echo needs a prompt of text or token ids: a chat's is written by the model's template"
+        raise PdserveError(ErrorReason.UNSUPPORTED, message, param="echo")
+    return echo
 
 
 def _unsupported(param: str) -> PdserveError:

@@ -1,84 +1,34 @@
-"""What clients POST, as OpenAI's API names it, to the neutral GenerationInput. Checks shapes only, never values.
+"""What clients POST to /v1/completions, and what all bodies share, to the neutral GenerationInput.
 
-Unknown fields are accepted and ignored. Fields that are known but not implemented are refused when they ask for
-something: see `_UNSUPPORTED`.
+Checks shapes only, never values. Unknown fields: see `unsupported`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, cast
 
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr
 
-from coordinator.generation.inputs import ChatPrompt, GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from coordinator.generation.inputs import GenerationInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
 from coordinator.http_api.edge import Edge
+from coordinator.http_api.field_schemas import (
+    Biases,
+    Flag,
+    PositiveInteger,
+    PromptField,
+    Seed,
+    Texts,
+    TokenIds,
+    integer,
+    number,
+)
+from coordinator.http_api.unsupported import COMPLETION_FIELDS, Refusal, refuse_unsupported
 from coordinator.text.prompts import clean_text
 from pdserve.core.errors import invalid
+from pdserve.core.sampling import MAX_LOGPROBS
 
 MAX_PROMPTS = 1024
 """Beyond any max_choices; keeps a huge list from being taken apart before it is refused."""
-
-# By name: the values that ask for nothing. null always does.
-_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "suffix": ("",),
-    "best_of": (1,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "use_beam_search": (False,),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-}
-
-
-def _nullable(*schemas: dict[str, object]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [*schemas, {"type": "null"}], "default": None})
-
-
-def _list_of(schema: dict[str, object]) -> dict[str, object]:
-    return {"type": "array", "items": schema}
-
-
-_TEXT: dict[str, object] = {"type": "string"}
-_INTEGER: dict[str, object] = {"type": "integer"}
-_NUMBER: dict[str, object] = {"type": "number"}
-
-# Values are checked by coordinator.validation, which gRPC shares: to pydantic they may be anything.
-Number = Annotated[object, _nullable(_NUMBER)]
-Integer = Annotated[object, _nullable(_INTEGER)]
-Flag = Annotated[object, _nullable({"type": "boolean"})]
-TextOrTexts = Annotated[object, _nullable(_TEXT, _list_of(_TEXT))]
-Integers = Annotated[object, _nullable(_list_of(_INTEGER))]
-Biases = Annotated[object, _nullable({"type": "object", "additionalProperties": _NUMBER})]
-PromptField = Annotated[
-    object,
-    WithJsonSchema({"anyOf": [_TEXT, _list_of(_TEXT), _list_of(_INTEGER), _list_of(_list_of(_INTEGER))]}),
-]
-MessageSchema = WithJsonSchema(
-    _list_of(
-        {
-            "type": "object",
-            "required": ["role"],
-            "properties": {
-                "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-                "content": {"anyOf": [_TEXT, _list_of({"type": "object"}), {"type": "null"}]},
-            },
-        }
-    )
-)
 
 
 class StreamOptions(BaseModel):
@@ -87,7 +37,7 @@ class StreamOptions(BaseModel):
     include_usage: StrictBool = False
 
 
-class _GenerationBody(BaseModel):
+class GenerationBody(BaseModel):
     """Fields of both endpoints. Ranges and defaults: docs/api.md."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -95,20 +45,20 @@ class _GenerationBody(BaseModel):
     model: StrictStr | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    n: Integer = None
-    max_tokens: Integer = None
-    temperature: Number = None
-    top_p: Number = None
-    top_k: Integer = None
-    min_p: Number = None
-    presence_penalty: Number = None
-    frequency_penalty: Number = None
-    repetition_penalty: Number = None
+    n: PositiveInteger = None
+    max_tokens: PositiveInteger = None
+    temperature: Annotated[object, number("temperature")] = None
+    top_p: Annotated[object, number("top_p")] = None
+    top_k: Annotated[object, integer(-1)] = None
+    min_p: Annotated[object, number("min_p")] = None
+    presence_penalty: Annotated[object, number("presence_penalty")] = None
+    frequency_penalty: Annotated[object, number("frequency_penalty")] = None
+    repetition_penalty: Annotated[object, number("repetition_penalty")] = None
     logit_bias: Biases = None
-    min_tokens: Integer = None
-    seed: Integer = None
-    stop: TextOrTexts = None
-    stop_token_ids: Integers = None
+    min_tokens: Annotated[object, integer(0)] = None
+    seed: Seed = None
+    stop: Texts = None
+    stop_token_ids: TokenIds = None
     ignore_eos: Flag = None
     cache_salt: StrictStr | None = None
 
@@ -135,61 +85,40 @@ class _GenerationBody(BaseModel):
         )
 
 
-class CompletionBody(_GenerationBody):
+class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: PromptField
     echo: Flag = None
-    logprobs: Integer = None
-
-
-class ChatBody(_GenerationBody):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[object, MessageSchema]
-    max_completion_tokens: Integer = None
-    logprobs: Flag = None
+    logprobs: Annotated[object, integer(0, MAX_LOGPROBS)] = None
 
 
 def completion_input(body: CompletionBody, edge: Edge) -> GenerationInput:
     """Raises PdserveError if `prompt` has none of its shapes."""
     sampling = replace(body.sampling(), logprobs=None if body.logprobs is False else body.logprobs)
-    return _input(body, edge, _prompts(body.prompt), sampling, echo=body.echo)
+    wanted = generation_input(body, edge, _prompts(body.prompt), sampling, COMPLETION_FIELDS)
+    return replace(wanted, echo=body.echo)
 
 
-def chat_input(body: ChatBody, edge: Edge) -> GenerationInput:
-    """Raises PdserveError if `messages` is no list, or the two names of `max_tokens` disagree."""
-    if not isinstance(body.messages, list):
-        raise invalid("messages must be a list", "messages")
-    limit, param = body.max_tokens, "max_tokens"
-    if body.max_completion_tokens is not None:
-        if limit is not None and limit != body.max_completion_tokens:
-            raise invalid("max_tokens and max_completion_tokens differ; give one of them", "max_completion_tokens")
-        limit, param = body.max_completion_tokens, "max_completion_tokens"
-    if body.logprobs is not None and not isinstance(body.logprobs, bool):
-        raise invalid("logprobs must be true or false", "logprobs")
-    logprobs = 0 if body.logprobs else None
-    sampling = replace(body.sampling(), max_tokens=limit, max_tokens_param=param, logprobs=logprobs)
-    return _input(body, edge, (ChatPrompt(cast("list[object]", body.messages)),), sampling, echo=None)
-
-
-def _input(
-    body: _GenerationBody, edge: Edge, prompts: tuple[Prompt, ...], sampling: SamplingInput, echo: object
+def generation_input(
+    body: GenerationBody,
+    edge: Edge,
+    prompts: tuple[Prompt, ...],
+    sampling: SamplingInput,
+    unsupported: Mapping[str, Refusal],
 ) -> GenerationInput:
-    extra = body.model_extra or {}
-    asked = (name for name, neutral in _UNSUPPORTED.items() if extra.get(name) not in (None, *neutral))
+    """Raises PdserveError if the body asks for one of the `unsupported` fields."""
+    refuse_unsupported(body.model_extra or {}, unsupported)
     return GenerationInput(
         prompts=prompts,
         arrival_s=edge.arrival_s,
         model=body.model or "",
         sampling=sampling,
         n=body.n,
-        echo=echo,
         timeout_s=edge.timeout_s,
         tenant=edge.caller.tenant,
         cache_salt=clean_text(body.cache_salt or ""),
         label=edge.label,
-        unsupported=tuple(asked),
     )
 
 

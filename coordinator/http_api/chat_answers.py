@@ -4,27 +4,63 @@ from typing import Literal
 
 from coordinator.http_api.answers import Answer, UsageAnswer
 
-FinishName = Literal["stop", "length"]
+FinishName = Literal["stop", "length", "tool_calls"]
+
+
+class CalledFunction(Answer):
+    """`arguments` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(Answer):
+    """`index`, the call's number in its choice, in streams only."""
+
+    index: int = 0
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class ChatMessageAnswer(Answer):
-    """A message, or in a stream what comes next of it."""
+    """A message, or in a stream what comes next of it. `content` is null in a message of nothing but calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    content: str | None = ""
+    tool_calls: list[ToolCallAnswer] = []  # noqa: RUF012
+
+
+class TopLogprob(Answer):
+    """`bytes`: the token's part of the text in UTF-8, which `token` shows only where it is whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    """An entry for each token of the choice, or of the chunk."""
+
+    content: list[ChatLogprob]
+    refusal: None
 
 
 class ChatChoice(Answer):
     index: int
     message: ChatMessageAnswer
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishName | None
 
 
 class ChatChunkChoice(Answer):
     index: int
     delta: ChatMessageAnswer
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: FinishName | None
 
 

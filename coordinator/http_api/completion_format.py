@@ -5,7 +5,8 @@ from typing import Literal
 
 from coordinator.generation.generation import ChoiceEnd, Generation, GenerationEvent
 from coordinator.http_api.answers import UsageAnswer
-from coordinator.http_api.completion_answers import CompletionAnswer, CompletionChoice
+from coordinator.http_api.completion_answers import CompletionAnswer, CompletionChoice, CompletionLogprobs
+from coordinator.http_api.logprobs import LogprobsWriter, joined
 
 
 class CompletionFormat:
@@ -14,28 +15,31 @@ class CompletionFormat:
     def __init__(self, generation: Generation, created_s: int) -> None:
         self._generation = generation
         self._created_s = created_s
+        self._logprobs = [LogprobsWriter(generation.model.tokenizer) for _ in range(generation.num_choices)]
 
     def first_chunk(self, choice: int) -> None:
         return None
 
     def chunk(self, event: GenerationEvent) -> CompletionAnswer | None:
-        if isinstance(event, ChoiceEnd):
-            return self._answer([_choice(event.choice, "", event)])
-        return self._answer([_choice(event.choice, event.text, None)]) if event.text else None
+        choice = self._choice([event])
+        shows = choice.text or choice.logprobs is not None or choice.finish_reason is not None
+        return self._answer([choice]) if shows else None
 
     def usage_chunk(self, usage: UsageAnswer) -> CompletionAnswer:
         return self._answer([]).model_copy(update={"usage": usage})
 
     def whole(self, events: Sequence[GenerationEvent], usage: UsageAnswer) -> CompletionAnswer:
-        texts = [""] * self._generation.num_choices
-        ends: list[ChoiceEnd] = []
+        by_choice: list[list[GenerationEvent]] = [[] for _ in range(self._generation.num_choices)]
         for event in events:
-            if isinstance(event, ChoiceEnd):
-                ends.append(event)
-            else:
-                texts[event.choice] += event.text
-        choices = [_choice(end.choice, texts[end.choice], end) for end in sorted(ends, key=lambda end: end.choice)]
-        return self._answer(choices).model_copy(update={"usage": usage})
+            by_choice[event.choice].append(event)
+        return self._answer([self._choice(of_one) for of_one in by_choice]).model_copy(update={"usage": usage})
+
+    def _choice(self, events: Sequence[GenerationEvent]) -> CompletionChoice:
+        """What some events of one choice, at least one, say together."""
+        index, last = events[0].choice, events[-1]
+        text = "".join(event.text for event in events if not isinstance(event, ChoiceEnd))
+        logprobs = joined([self._logprobs[index].write(event) for event in events])
+        return _choice(index, text, logprobs, last if isinstance(last, ChoiceEnd) else None)
 
     def _answer(self, choices: list[CompletionChoice]) -> CompletionAnswer:
         return CompletionAnswer(
@@ -48,8 +52,8 @@ class CompletionFormat:
         )
 
 
-def _choice(index: int, text: str, end: ChoiceEnd | None) -> CompletionChoice:
-    return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=_finish_name(end))
+def _choice(index: int, text: str, logprobs: CompletionLogprobs | None, end: ChoiceEnd | None) -> CompletionChoice:
+    return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=_finish_name(end))
 
 
 def _finish_name(end: ChoiceEnd | None) -> Literal["stop", "length"] | None:

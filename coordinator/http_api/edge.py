@@ -22,6 +22,8 @@ LABEL_HEADER = "X-Request-Id"
 _LABEL = re.compile(r"[\x21-\x7e]{1,256}")
 BODY_TIMEOUT_S = 60.0
 """For a whole body to arrive, unless the request's own deadline comes first."""
+OPEN_PATHS = frozenset({"/health", "/livez", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+"""For which no API key is asked: what operators and browsers look at. They show nothing of requests."""
 _SECONDS = re.compile(r"\d{1,9}(\.\d{0,9})?")
 
 
@@ -40,7 +42,7 @@ def edge_of(request: Request) -> Edge:
 
 
 class EdgeMiddleware:
-    """Refuses callers without a key (under /v1/) and bodies that are too large, before reading them."""
+    """Refuses callers without a key and bodies that are too large, before reading them."""
 
     def __init__(
         self, app: ASGIApp, authenticator: Authenticator, settings: CoordinatorSettings, clock: Callable[[], float]
@@ -72,7 +74,7 @@ class EdgeMiddleware:
         await self._app(scope, body.receive, send)
 
     def _caller(self, scope: Scope, headers: Headers) -> Caller:
-        if not str(scope["path"]).startswith("/v1/"):
+        if scope["path"] in OPEN_PATHS:
             return Caller()
         return self._authenticator.authenticate(headers.get("authorization"))
 

@@ -185,7 +185,15 @@ class SequenceRun:
         if output.finish_reason is not None:
             self._attempt.finish_reason = output.finish_reason
             self._attempt.num_output_tokens = output.first_index + len(output.token_ids)
-        self._deliver(TokenDelta(output.first_index, output.token_ids, output.logprobs, output.prompt_logprobs))
+        self._deliver(
+            TokenDelta(
+                output.first_index,
+                output.token_ids,
+                output.logprobs,
+                output.prompt_logprobs,
+                output.num_cached_tokens,
+            )
+        )
         if output.transferred or (role is Role.DECODE and output.token_ids):
             self._attempt.committed = True
         self._release_prefill()

@@ -6,6 +6,7 @@ push (any order) ──► IndexOrder (holds early ones) ──► unread deltas
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 from coordinator.sequences import SequenceEnd, SequenceTimings, TokenDelta
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -54,7 +55,7 @@ def _from_index(delta: TokenDelta, index: int) -> TokenDelta | None:
         return delta
     if skip >= len(delta.token_ids):
         return None
-    return TokenDelta(index, delta.token_ids[skip:], delta.logprobs[skip:], delta.prompt_logprobs)
+    return replace(delta, first_index=index, token_ids=delta.token_ids[skip:], logprobs=delta.logprobs[skip:])
 
 
 class TokenStream:

@@ -6,10 +6,11 @@ from typing import cast
 
 from coordinator.generation.inputs import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from coordinator.generation.served_model import TextModel
+from coordinator.text.chat_messages import Message, check_messages
+from coordinator.text.chat_template import ChatTemplate
+from coordinator.text.json_types import json_object, json_type
+from coordinator.text.tool_calls.offer import tool_offer
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_MESSAGES = 4096
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -34,19 +35,33 @@ def render_prompt(prompt: Prompt, model: TextModel) -> str | list[int]:
             return _render_chat(prompt, model)
 
 
-def encode_prompt(prompt: Prompt, rendered: str | list[int], model: TextModel) -> list[int]:
-    """Token ids of a rendered prompt; a chat template has written the special tokens itself.
+def encode_prompt(prompt: Prompt, rendered: str | list[int], model: TextModel, must_fit: bool = True) -> list[int]:
+    """Token ids of a rendered prompt. Text that spells a special token becomes that token, in messages too.
+
+    Args:
+        must_fit: refuse a text that cannot fit the context however it is cut, without encoding it.
 
     Raises:
-        PdserveError: INVALID_ARGUMENT, for a text that cannot fit the context however it is cut, without encoding it.
+        PdserveError: INVALID_ARGUMENT, if `must_fit`.
     """
-    if isinstance(rendered, list):
-        return rendered
+    if isinstance(prompt, TokenPrompt) or isinstance(rendered, list):
+        return cast("list[int]", rendered)
     least = model.tokenizer.least_num_tokens(rendered)
-    if least >= model.info.context_length:
+    if must_fit and least >= model.info.context_length:
         message = f"the prompt has more than {least} tokens; the context holds {model.info.context_length}"
         raise invalid(message, prompt.param)
-    return model.tokenizer.encode(rendered, add_special=not isinstance(prompt, ChatPrompt))
+    return model.tokenizer.encode(rendered, add_special=prompt.add_special_tokens)
+
+
+def num_chars(prompt: Prompt) -> int:
+    """About how much there is to render, without looking at it closely."""
+    match prompt:
+        case TextPrompt():
+            return len(prompt.text)
+        case TokenPrompt():
+            return len(prompt.token_ids)
+        case ChatPrompt():
+            return sum(_num_chars(message) for message in prompt.messages)
 
 
 def check_token_ids(values: Sequence[object], vocab_size: int, param: str) -> list[int]:
@@ -57,66 +72,62 @@ def check_token_ids(values: Sequence[object], vocab_size: int, param: str) -> li
     """
     for index, value in enumerate(values):
         if type(value) is not int or not 0 <= value < vocab_size:
-            shown = value if type(value) is int and abs(value) < 2**64 else f"a {_json_type(value)}"
+            shown = value if type(value) is int and abs(value) < 2**64 else f"a {json_type(value)}"
             message = f"{param}[{index}] must be a token id from 0 to {vocab_size - 1}; it is {shown}"
             raise invalid(message, f"{param}[{index}]")
     return cast("list[int]", list(values))
 
 
 def _render_chat(prompt: ChatPrompt, model: TextModel) -> str:
-    if model.chat_template is None:
+    template = model.chat_template
+    if template is None:
         message = f"model {model.info.name!r} has no chat template; use /v1/completions or a text prompt"
         raise PdserveError(ErrorReason.INVALID_ARGUMENT, message, param=prompt.param)
-    if not prompt.messages:
-        raise invalid(f"{prompt.param} must hold at least one message", prompt.param)
-    if len(prompt.messages) > MAX_MESSAGES:
-        raise invalid(f"{prompt.param} may hold at most {MAX_MESSAGES} messages", prompt.param)
-    messages = [_check_message(message, f"{prompt.param}[{i}]") for i, message in enumerate(prompt.messages)]
-    return clean_text(model.chat_template.render(messages))
+    messages = check_messages(prompt.messages, prompt.param)
+    continued = _flag(prompt.continue_final_message, False, "continue_final_message")
+    opened = _flag(prompt.add_generation_prompt, not continued, "add_generation_prompt")
+    if continued and opened:
+        message = "continue_final_message and add_generation_prompt exclude each other; leave one of them out"
+        raise invalid(message, "continue_final_message")
+    variables = {**_template_variables(prompt.template_variables, template), "add_generation_prompt": opened}
+    if offer := tool_offer(prompt, model):
+        variables["tools"] = list(offer.tools.values())
+    rendered = clean_text(template.render(messages, variables))
+    return _up_to_content(rendered, messages[-1], prompt.param) if continued else rendered
 
 
-def _check_message(raw: object, param: str) -> Mapping[str, object]:
-    """A message as templates expect it: `role`, `content` (always text), and what else the client gave."""
-    if not isinstance(raw, Mapping):
-        raise invalid(f"{param} must be an object; it is a {_json_type(raw)}", param)
-    message = cast("Mapping[str, object]", raw)
-    if message.get("role") not in ROLES:
-        raise invalid(f"{param}.role must be one of {', '.join(ROLES)}", f"{param}.role")
-    checked: dict[str, object] = {key: value for key, value in message.items() if value is not None}
-    checked["content"] = _content_text(message.get("content"), f"{param}.content")
-    return checked
+def _template_variables(raw: object, template: ChatTemplate) -> Mapping[str, object]:
+    param = "chat_template_kwargs"
+    variables = json_object({} if raw is None else raw, param)
+    for name in variables:
+        if name in template.own_names:
+            raise invalid(f"{param}.{name} would hide what the template gets under that name", f"{param}.{name}")
+    return variables
 
 
-def _content_text(content: object, param: str) -> str:
-    """null is the empty text; a list of text parts is their concatenation."""
-    if content is None:
-        return ""
+def _up_to_content(rendered: str, message: Message, param: str) -> str:
+    """`rendered` without what the template wrote behind the last message's content, so that the model goes on there."""
+    content = clean_text(str(message["content"]))
+    start = rendered.rfind(content.strip())
+    if not content.strip() or start < 0:
+        text = "continue_final_message: the last message has no content, or the template does not show it as it is"
+        raise invalid(text, f"{param}[-1].content")
+    end = start + len(content.strip())
+    trailing = content[len(content.rstrip()) :]
+    return rendered[: end + len(trailing)] if rendered.startswith(trailing, end) else rendered[:end]
+
+
+def _flag(value: object, default: bool, param: str) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise invalid(f"{param} must be true or false", param)
+    return default if value is None else value
+
+
+def _num_chars(raw: object) -> int:
+    """Of one message, as sent."""
+    content = cast("Mapping[str, object]", raw).get("content") if isinstance(raw, Mapping) else None
     if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(f"{param} must be text, null or a list of text parts; it is a {_json_type(content)}", param)
-    parts = cast("list[object]", content)
-    return "".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(parts))
-
-
-def _part_text(raw: object, param: str) -> str:
-    part = cast("Mapping[str, object]", raw if isinstance(raw, Mapping) else {})
-    text = part.get("text")
-    if part.get("type") != "text" or not isinstance(text, str):
-        raise invalid(f'{param} must be {{"type": "text", "text": …}}: no other kind of part is supported', param)
-    return text
-
-
-def _json_type(value: object) -> str:
-    """As the client would call it; never the value, which may be part of a prompt."""
-    return _JSON_TYPES.get(type(value).__name__, "object")
-
-
-_JSON_TYPES = {
-    "bool": "boolean",
-    "int": "number",
-    "float": "number",
-    "str": "string",
-    "list": "list",
-    "NoneType": "null",
-}
+        return len(content)
+    parts = cast("list[object]", content) if isinstance(content, list) else []
+    texts = (cast("Mapping[str, object]", part).get("text") for part in parts if isinstance(part, Mapping))
+    return sum(len(text) for text in texts if isinstance(text, str))

@@ -31,16 +31,16 @@ app.command()(generate)
 
 @model_app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="Built-in model.")] = "smollm2-135m-instruct",
+    name: Annotated[
+        str, typer.Argument(help="Built-in model, or ORG/NAME, ORG/NAME@REVISION or ORG/NAME/FILE.gguf on the hub.")
+    ] = "smollm2-135m-instruct",
     config: Annotated[Path | None, typer.Option(help="TOML settings file.")] = None,
 ) -> None:
-    """Download a built-in model into the cache, or verify the copy there; prints its path."""
-    from pdserve.core.model_fetch import BUILT_IN, fetch_model
+    """Download a model into the cache, or verify or renew the copy there; prints its path."""
+    from pdserve.core.model_fetch import resolve_model
 
     settings = console.settings_from({}, (), config)
-    if name not in BUILT_IN:
-        console.fail(f"unknown model {name!r}: the built-in models are {', '.join(BUILT_IN)}")
-    typer.echo(fetch_model(BUILT_IN[name], settings.cache_dir, verify=True))
+    typer.echo(resolve_model(name, settings.cache_dir, refresh=True))
 
 
 def run() -> None:

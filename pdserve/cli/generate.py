@@ -1,21 +1,30 @@
 """`pdserve generate`: one prompt, its text as it comes, then where the time went and who did the work."""
 
+import json
 import math
 import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 from rich.table import Table
 
 from pdserve.cli import console
-from pdserve.v1 import common_pb2
-from pdserve.v1 import inference_pb2 as pb
-
-_FINISH_PREFIX = "FINISH_REASON_"
+from pdserve.client.inference import (
+    Delta,
+    Finished,
+    GenerateEvent,
+    GenerateOptions,
+    Message,
+    Prompt,
+    PromptEcho,
+    Started,
+    ToolCall,
+)
 
 
 def generate(  # noqa: PLR0913 - one parameter is one flag
@@ -24,65 +33,85 @@ def generate(  # noqa: PLR0913 - one parameter is one flag
     address: Annotated[str, typer.Option(help="The coordinator's gRPC address.")] = console.DEFAULT_ADDRESS,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the distribution, in (0, 1].")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", min=0, max=2**64 - 1)] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends the answer; repeatable.")] = None,
     chat: Annotated[bool, typer.Option("--chat/--raw", help="As a chat message, or as bare text.")] = True,
+    tools: Annotated[Path | None, typer.Option(help="JSON file with OpenAI's list of tools, for --chat.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="With --raw: the prompt first.")] = False,
     model: Annotated[str, typer.Option(help="Where several are served.")] = "",
     api_key: Annotated[str | None, typer.Option(envvar="PDSERVE_API_KEY", help="If the server asks for one.")] = None,
 ) -> None:
     """Stream a completion to the terminal; show TTFT, ITL and which worker did what."""
-    from pdserve.cli.rpc import connected
-    from pdserve.v1 import inference_pb2_grpc
+    from pdserve.cli.rpc import explained
+    from pdserve.client.client import Client
 
-    sampling = pb.SamplingOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    request = build_request(text, model, sampling, chat)
-    metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    options = GenerateOptions(
+        model=model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=stop or (),
+        echo=echo,
+        tools=() if tools is None else read_tools(tools),
+    )
+    asked: Prompt = [Message("user", text)] if chat else text
     begun_s = time.monotonic()
-    with connected(address) as channel:
-        events = inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata)
+    with explained(address), Client(address, api_key or "") as client:
+        events = client.generate(asked, options)
         try:
             outcome = stream(events, begun_s)
         except KeyboardInterrupt:
-            events.cancel()
+            events.close()
             typer.echo()
             raise typer.Exit(130) from None
     if outcome.finished is None:
         console.fail("the stream ended without a finish")
-    console.err.print(report(outcome))
+    console.err.print(report(outcome, outcome.finished))
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one stream brought. `arrivals_s` has one entry a message with tokens, counted from the request."""
+    """What one stream brought. `arrivals_s` has one entry an event with tokens, counted from the request."""
 
     arrivals_s: list[float] = field(default_factory=list[float])
-    started: pb.GenerateResponse.Started | None = None
-    finished: pb.GenerateResponse.Finished | None = None
+    started: Started | None = None
+    finished: Finished | None = None
 
 
-def build_request(text: str, model: str, sampling: pb.SamplingOptions, chat: bool) -> pb.GenerateRequest:
-    if not chat:
-        return pb.GenerateRequest(model=model, text=text, sampling=sampling)
-    messages = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=text)])
-    return pb.GenerateRequest(model=model, chat=messages, sampling=sampling)
+def read_tools(path: Path) -> list[dict[str, object]]:
+    """The list in a JSON file, or exit code 2; what is in it is for the server to check."""
+    try:
+        found: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        console.fail(f"--tools {path}: {error}", console.USAGE_ERROR)
+    if not isinstance(found, list):
+        console.fail(f"--tools {path}: expected a JSON list", console.USAGE_ERROR)
+    return cast("list[dict[str, object]]", found)
 
 
-def stream(events: Iterable[pb.GenerateResponse], begun_s: float) -> Outcome:
-    """Print text as it comes."""
+def stream(events: Iterable[GenerateEvent], begun_s: float) -> Outcome:
+    """Print text as it comes, then the tool calls, one a line."""
     outcome = Outcome()
+    calls: list[ToolCall] = []
     for event in events:
-        match event.WhichOneof("event"):
-            case "started":
-                outcome.started = event.started
-            case "delta":
-                if event.delta.token_ids:
+        match event:
+            case Started():
+                outcome.started = event
+            case PromptEcho():
+                typer.echo(printable(event.text), nl=False)
+            case Delta():
+                if event.token_ids:
                     outcome.arrivals_s.append(time.monotonic() - begun_s)
-                typer.echo(printable(event.delta.text), nl=False)
-            case "finished":
-                outcome.finished = event.finished
-            case None:
-                pass
+                typer.echo(printable(event.text), nl=False)
+                calls += event.tool_calls
+            case Finished():
+                outcome.finished = event
     typer.echo()
+    for call in calls:
+        typer.echo(printable(f"{call.name}({call.arguments})"))
     return outcome
 
 
@@ -97,24 +126,23 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-def report(outcome: Outcome) -> Table:
+def report(outcome: Outcome, finished: Finished) -> Table:
     """Latencies as seen here, and phases and workers as the coordinator saw them."""
     table = Table(show_header=False, box=None, style="dim", padding=(0, 1))
-    finished = outcome.finished or pb.GenerateResponse.Finished()
     usage, timings = finished.usage, finished.timings
-    reason = common_pb2.FinishReason.Name(finished.finish_reason).removeprefix(_FINISH_PREFIX).lower()
+    reason = finished.finish_reason.value
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     table.add_row("tokens", f"{usage.prompt_tokens} prompt{cached}, {usage.completion_tokens} output ({reason})")
     if outcome.arrivals_s:
-        phases = (("queue", timings.queue_us), ("reserve", timings.reserve_us), ("prefill", timings.prefill_us))
-        parts = ", ".join(f"{name} {us / 1000:.1f}" for name, us in phases)
+        phases = (("queue", timings.queue_s), ("reserve", timings.reserve_s), ("prefill", timings.prefill_s))
+        parts = ", ".join(f"{name} {seconds * 1000:.1f}" for name, seconds in phases)
         table.add_row("TTFT", f"{outcome.arrivals_s[0] * 1000:.1f} ms ({parts})")
     gaps_ms = [
         (after - before) * 1000 for before, after in zip(outcome.arrivals_s, outcome.arrivals_s[1:], strict=False)
     ]
     if gaps_ms:
         p50, p99 = percentile(gaps_ms, 50), percentile(gaps_ms, 99)
-        transfer = f"exposed transfer {timings.exposed_transfer_us / 1000:.1f} ms"
+        transfer = f"exposed transfer {timings.exposed_transfer_s * 1000:.1f} ms"
         table.add_row("ITL", f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {max(gaps_ms):.1f} ms; {transfer}")
     table.add_row("prefill", timings.prefill_worker or "none")
     table.add_row("decode", timings.decode_worker or "none")

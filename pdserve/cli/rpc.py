@@ -8,21 +8,32 @@ import grpc
 from pdserve.cli import console
 from pdserve.client.channels import sync_channel
 from pdserve.client.errors import ERROR_METADATA_KEY, error_from_rpc
+from pdserve.core.errors import PdserveError
 
 
 @contextmanager
 def connected(address: str) -> Generator[grpc.Channel]:
-    """A channel to a coordinator; where nobody answers, that is said and the command ends.
+    """A channel to a coordinator, under `explained`."""
+    with explained(address), sync_channel(address) as channel:
+        yield channel
+
+
+@contextmanager
+def explained(address: str) -> Generator[None]:
+    """Where nobody answers a call inside the block, that is said and the command ends.
 
     Raises:
-        PdserveError: what the coordinator answered a call inside the block with.
+        PdserveError: what the coordinator answered instead.
     """
-    with sync_channel(address) as channel:
-        try:
-            yield channel
-        except grpc.RpcError as error:
-            _fail_without_answer(address, error)
-            raise error_from_rpc(error) from None
+    try:
+        yield
+    except grpc.RpcError as error:
+        _fail_without_answer(address, error)
+        raise error_from_rpc(error) from None
+    except PdserveError as error:
+        if isinstance(error.__cause__, grpc.RpcError):
+            _fail_without_answer(address, error.__cause__)
+        raise
 
 
 def _fail_without_answer(address: str, error: grpc.RpcError) -> None:

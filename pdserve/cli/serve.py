@@ -1,6 +1,7 @@
 """`pdserve serve | coordinator | worker`: settings from flags, then a local fleet or one service in this process."""
 
 import logging
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,10 +11,15 @@ from rich.table import Table
 
 from pdserve.cli import console
 from pdserve.core.errors import PdserveError
+from pdserve.launch.plan import ChildPlan
 from pdserve.serving.logs import configure_logging
 from pdserve.serving.settings import Settings
 
-ModelOption = Annotated[str | None, typer.Option("--model", help="Built-in name, model directory or .gguf file.")]
+MODEL_HELP = "Built-in name, hub's ORG/NAME, model directory or .gguf file"
+ModelOption = Annotated[str | None, typer.Option("--model", help=f"{MODEL_HELP}.")]
+ModelsOption = Annotated[
+    list[str] | None, typer.Option("--model", help=f"{MODEL_HELP}; repeat it to serve several models.")
+]
 DtypeOption = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32, of weights and KV.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
@@ -34,10 +40,10 @@ class WorkerRole(Enum):
 def serve(  # noqa: PLR0913 - one parameter is one flag
     *,
     mode: Annotated[Literal["disaggregated", "colocated"] | None, typer.Option(help="Topology.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Prefill workers.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Decode workers.")] = None,
-    colocated: Annotated[int | None, typer.Option(help="Colocated workers.")] = None,
-    model: ModelOption = None,
+    prefill: Annotated[int | None, typer.Option(help="Prefill workers of each model.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode workers of each model.")] = None,
+    colocated: Annotated[int | None, typer.Option(help="Colocated workers of each model.")] = None,
+    models: ModelsOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     host: HostOption = None,
@@ -46,20 +52,19 @@ def serve(  # noqa: PLR0913 - one parameter is one flag
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Serve a model from this machine: one coordinator and its workers, until Ctrl-C."""
+    """Serve one or more models from this machine: a coordinator and its workers, until Ctrl-C."""
     flags = {
         "launch.mode": mode,
         "launch.prefill": prefill,
         "launch.decode": decode,
         "launch.colocated": colocated,
-        "model.source": model,
         "model.dtype": dtype,
         "model.device": device,
         "coordinator.host": host,
         "coordinator.http_port": http_port,
         "coordinator.grpc_port": grpc_port,
     }
-    settings = console.settings_from(flags, assignments or (), config)
+    settings = console.settings_from(flags, assignments or (), config, models or ())
     idle = ("prefill", "decode") if settings.launch.mode == "colocated" else ("colocated",)
     useless = [f"--{role} has no effect in {settings.launch.mode} mode" for role in idle if flags[f"launch.{role}"]]
     if useless:
@@ -71,20 +76,19 @@ def coordinator(  # noqa: PLR0917 - one parameter is one flag
     host: HostOption = None,
     http_port: HttpPortOption = None,
     grpc_port: GrpcPortOption = None,
-    model: ModelOption = None,
+    models: ModelsOption = None,
     dtype: DtypeOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run a coordinator alone; workers with the same model and dtype join it from anywhere."""
+    """Run a coordinator alone; workers with one of its models and the same dtype join it from anywhere."""
     flags = {
         "coordinator.host": host,
         "coordinator.http_port": http_port,
         "coordinator.grpc_port": grpc_port,
-        "model.source": model,
         "model.dtype": dtype,
     }
-    _run_here("coordinator", console.settings_from(flags, assignments or (), config))
+    _run_here("coordinator", console.settings_from(flags, assignments or (), config, models or ()))
 
 
 def worker(  # noqa: PLR0913 - one parameter is one flag
@@ -111,6 +115,7 @@ def worker(  # noqa: PLR0913 - one parameter is one flag
         "model.source": model,
         "model.dtype": dtype,
         "model.device": device,
+        "more_models": (),
     }
     settings = console.settings_from(flags, assignments or (), config)
     if not settings.worker.coordinators:
@@ -125,9 +130,7 @@ def _serve_fleet(settings: Settings) -> int:
 
     def show(fleet: RunningFleet) -> None:
         console.out.print(summary(settings, fleet.host, fleet.http_port, fleet.grpc_port))
-        for plan, _ in fleet.workers:
-            cores = ", ".join(map(str, plan.settings.worker.cores)) or "any"
-            console.out.print(f"  {plan.name:<14} cores {cores}")
+        console.out.print(workers_table(fleet.workers))
         console.out.print("\nTry:\n" + example(settings, fleet.host, fleet.http_port) + "\n\nCtrl-C stops the fleet.")
 
     configure_logging(settings.log_level, "launcher")
@@ -135,10 +138,13 @@ def _serve_fleet(settings: Settings) -> int:
         fleet = LocalFleet(settings, this_machine(), show)
     except PdserveError as error:
         console.fail(error.message, console.USAGE_ERROR)
-    resolve_model(settings.model.source, settings.cache_dir)
+    for model in settings.models:
+        resolve_model(model.source, settings.cache_dir)
     count = settings.launch.colocated if settings.launch.mode == "colocated" else 0
     workers = f"{count} colocated" if count else f"{settings.launch.prefill} prefill, {settings.launch.decode} decode"
-    console.err.print(f"Starting a coordinator and {workers} workers for {model_name(settings)} …")
+    each = "each of " if len(settings.models) > 1 else ""
+    names = ", ".join(model.name for model in settings.models)
+    console.err.print(f"Starting a coordinator and {workers} workers for {each}{names} …")
     return fleet.run()
 
 
@@ -157,23 +163,27 @@ def _run_here(role: str, settings: Settings) -> None:
     raise typer.Exit(code)
 
 
-def model_name(settings: Settings) -> str:
-    """What clients call the model."""
-    return settings.model.served_name or Path(settings.model.source).name
-
-
 def summary(settings: Settings, host: str, http_port: int, grpc_port: int) -> Table:
     table = Table(title="pdserve is ready", title_justify="left", show_header=False, box=None, title_style="bold green")
-    table.add_row("model", f"{model_name(settings)} ({settings.model.dtype}, {settings.model.device})")
+    for model in settings.models:
+        table.add_row("model", f"{model.name} ({model.dtype}, {model.device})")
     table.add_row("OpenAI API", f"http://{host}:{http_port}/v1")
     table.add_row("metrics", f"http://{host}:{http_port}/metrics")
     table.add_row("gRPC", f"{host}:{grpc_port}")
     return table
 
 
+def workers_table(workers: Iterable[tuple[ChildPlan, object]]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 1, 0, 2))
+    for plan, _ in workers:
+        cores = ", ".join(map(str, plan.settings.worker.cores)) or "any"
+        table.add_row(plan.name, f"cores {cores}")
+    return table
+
+
 def example(settings: Settings, host: str, http_port: int) -> str:
     body = (
-        f'{{"model": "{model_name(settings)}", "stream": true, "max_tokens": 64,\n'
+        f'{{"model": "{settings.model.name}", "stream": true, "max_tokens": 64,\n'
         '       "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
     )
     url = f"http://{host}:{http_port}/v1/chat/completions"

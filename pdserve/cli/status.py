@@ -26,7 +26,7 @@ def status(
         typer.echo(to_json(fleet))
         return
     for table in tables(fleet):
-        console.out.print(table)
+        console.print_whole(table)
     console.out.print(headline(fleet))
 
 
@@ -44,8 +44,9 @@ def headline(fleet: pb.FleetStatus) -> str:
 
 
 def tables(fleet: pb.FleetStatus) -> Iterator[Table]:
-    """Each fits 80 columns with worker names of up to some 25 characters."""
-    yield pools_table(fleet)
+    """Each fits 80 columns with worker names of up to some 22 characters."""
+    for model in dict.fromkeys(pool.model_name for pool in fleet.pools):
+        yield pools_table(fleet, model)
     yield addresses_table(fleet)
     yield reservations_table(fleet)
     yield queues_table(fleet)
@@ -57,11 +58,11 @@ def role_name(role: int) -> str:
     return pb.Role.Name(pb.Role.ValueType(role)).removeprefix("ROLE_").lower()
 
 
-def pools_table(fleet: pb.FleetStatus) -> Table:
-    """One row a worker and pool: sequences in flight (as the coordinator counts), running and waiting there, and
-    moving, whose KV is on its way; prompt tokens queued."""
-    table = _table("Pools", ("role", "worker", "state"), ("in flight", "run", "wait", "move", "queued"))
-    for pool in fleet.pools:
+def pools_table(fleet: pb.FleetStatus, model: str) -> Table:
+    """One row a worker and pool of the model: sequences in flight (as the coordinator counts), running and waiting
+    there, and moving, whose KV is on its way; prompt tokens queued."""
+    table = _table(f"Pools of {model}", ("role", "worker", "state"), ("in flight", "run", "wait", "move", "queued"))
+    for pool in (pool for pool in fleet.pools if pool.model_name == model):
         if not pool.workers:
             table.add_row(role_name(pool.role), "none", style="red")
         for worker in pool.workers:

@@ -1,22 +1,17 @@
 """Clients of the Inference service, for asyncio and for threads. They retry nothing."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
 import grpc
 
 from pdserve.client.channels import aio_channel, sync_channel
+from pdserve.client.completion import Completion, CompletionBuilder
 from pdserve.client.errors import error_from_rpc
-from pdserve.client.inference import (
-    GenerateEvent,
-    GenerateOptions,
-    Prompt,
-    ServedModel,
-    event_from_proto,
-    generate_request,
-    served_model_from_proto,
-)
+from pdserve.client.inference import GenerateEvent, GenerateOptions, Prompt, ServedModel
+from pdserve.client.inference_wire import event_from_proto, generate_request, served_model_from_proto
 from pdserve.v1 import inference_pb2 as pb
 from pdserve.v1.inference_pb2_grpc import InferenceStub
 
@@ -36,9 +31,9 @@ class AsyncClient:
         self._stub = InferenceStub(self._channel)
         self._metadata = _metadata(api_key)
 
-    async def generate(self, prompt: Prompt, options: GenerateOptions = _DEFAULTS) -> AsyncIterator[GenerateEvent]:
+    async def generate(self, prompt: Prompt, options: GenerateOptions = _DEFAULTS) -> AsyncGenerator[GenerateEvent]:
         """One Started, then Deltas, and one Finished per choice. Leaving the loop early cancels the request once the
-        iterator is closed.
+        iterator is closed (`contextlib.aclosing`).
 
         Raises:
             PdserveError: whatever the server refused or ended the request with.
@@ -52,6 +47,14 @@ class AsyncClient:
             raise error_from_rpc(error) from error
         finally:
             call.cancel()
+
+    async def complete(self, prompt: Prompt, options: GenerateOptions = _DEFAULTS) -> Completion:
+        """The whole answer at once; raises as `generate`."""
+        builder = CompletionBuilder(options.n or 1)
+        async with aclosing(self.generate(prompt, options)) as events:
+            async for event in events:
+                builder.add(event)
+        return builder.completion()
 
     async def list_models(self) -> list[ServedModel]:
         """What the server serves; raises PdserveError."""
@@ -83,7 +86,7 @@ class Client:
         self._stub = InferenceStub(self._channel)
         self._metadata = _metadata(api_key)
 
-    def generate(self, prompt: Prompt, options: GenerateOptions = _DEFAULTS) -> Iterator[GenerateEvent]:
+    def generate(self, prompt: Prompt, options: GenerateOptions = _DEFAULTS) -> Generator[GenerateEvent]:
         """As `AsyncClient.generate`."""
         call = self._stub.Generate(generate_request(prompt, options), metadata=self._metadata)
         try:
@@ -94,6 +97,13 @@ class Client:
             raise error_from_rpc(error) from error
         finally:
             call.cancel()
+
+    def complete(self, prompt: Prompt, options: GenerateOptions = _DEFAULTS) -> Completion:
+        """As `AsyncClient.complete`."""
+        builder = CompletionBuilder(options.n or 1)
+        for event in self.generate(prompt, options):
+            builder.add(event)
+        return builder.completion()
 
     def list_models(self) -> list[ServedModel]:
         """As `AsyncClient.list_models`."""

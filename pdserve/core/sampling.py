@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 GREEDY_BELOW = 1e-5
+MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 2**18
+"""Logprobs of prompts, a token's own and its top ones, that one request may ask for: some 3 MB on the wire."""
 
 
 class FinishReason(Enum):

@@ -1,12 +1,12 @@
 """Which bytes each token of a vocabulary adds to a text, read off the tokenizer's decoder. Decodes no sequences."""
 
-import json
 from collections.abc import Callable
 from typing import cast
 
 from tokenizers import Tokenizer
 
 from pdserve.core.model_files.config import unsupported
+from pdserve.core.tokenizer_parts import described
 
 _SPACE_MARK = "▁"
 
@@ -30,7 +30,7 @@ def token_bytes_table(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def _token_to_bytes(tokenizer: Tokenizer) -> Callable[[str], bytes]:
-    decoder = cast("dict[str, object] | None", json.loads(tokenizer.to_str())["decoder"]) or {"type": "none"}
+    decoder = described(tokenizer.decoder)
     steps = cast("list[dict[str, object]]", decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
     kinds = [str(step["type"]) for step in steps if not _changes_no_token(step)]
     for known, to_bytes in _KNOWN_DECODERS:

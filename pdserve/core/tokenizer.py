@@ -13,6 +13,7 @@ from pdserve.core.model_files.files import ModelFiles
 from pdserve.core.model_files.hugging_face import read_json
 from pdserve.core.token_bytes import token_bytes_table
 from pdserve.core.tokenizer_gguf import build_gguf_tokenizer
+from pdserve.core.tokenizer_parts import max_chars_per_token
 
 # Read by the library when it encodes: it must start no threads of its own, which would compete with the workers.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -36,8 +37,9 @@ class TextTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._token_bytes = token_bytes_table(tokenizer)
-        self.max_token_bytes = max((len(token.encode()) for token in tokenizer.get_vocab()), default=0)
-        """No token stands for more bytes of text than this, where no normaliser shortens the text first."""
+        self._special_texts = {i: t.content for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+        self._special_ids = {text: token_id for token_id, text in self._special_texts.items()}
+        self._max_chars_per_token = max_chars_per_token(tokenizer)
         text = text or TokenizerText()
         self.chat_template = text.chat_template
         self.special_tokens = text.special_tokens
@@ -54,9 +56,7 @@ class TextTokenizer:
 
     def least_num_tokens(self, text: str) -> int:
         """A lower bound of `len(encode(text))`, found without encoding; 0 where none is known."""
-        if self._tokenizer.normalizer is not None or self.max_token_bytes == 0:
-            return 0
-        return len(text) // self.max_token_bytes
+        return len(text) // self._max_chars_per_token if self._max_chars_per_token else 0
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The whole text of `token_ids`, special tokens left out; invalid UTF-8 becomes U+FFFD."""
@@ -68,6 +68,18 @@ class TextTokenizer:
         Empty for special tokens and for ids without a token.
         """
         return self._token_bytes[token_id] if 0 <= token_id < len(self._token_bytes) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """`token_id` alone, for display: U+FFFD for parts of characters; a special token's text in the vocabulary."""
+        return self.special_token_text(token_id) or self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def special_token_text(self, token_id: int) -> str:
+        """A special token's text in the vocabulary; empty for every other id."""
+        return self._special_texts.get(token_id, "")
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token written `text`; None if there is none."""
+        return self._special_ids.get(text)
 
 
 def load_tokenizer(files: ModelFiles) -> TextTokenizer:

@@ -20,7 +20,10 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class TokenSampled:
-    """Output token number `index` (0-based over the request's output); `finish_reason` set if it is the last."""
+    """Output token number `index` (0-based over the request's output); `finish_reason` set if it is the last.
+
+    `prompt_logprobs`, of the prompt's tokens from the second on, come with the token that prefill samples.
+    """
 
     sequence_id: SequenceId
     index: int
@@ -28,6 +31,7 @@ class TokenSampled:
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
     durations: Durations
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

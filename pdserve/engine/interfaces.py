@@ -5,14 +5,14 @@ from typing import Protocol
 
 from pdserve.core.model_info import KvLayout
 from pdserve.engine.events import Event, StageSnapshot
-from pdserve.engine.sequence import Chunk, Sampled
+from pdserve.engine.sequence import Chunk, ChunkResult
 
 
 class Runner(Protocol):
     """Runs the model. Engine thread only."""
 
-    def run(self, chunks: Seq[Chunk]) -> list[Sampled | None]:
-        """Compute every chunk's KV in one ragged forward, and sample where asked; one entry a chunk, None if not asked.
+    def run(self, chunks: Seq[Chunk]) -> list[ChunkResult]:
+        """Compute every chunk's KV in one ragged forward, sample where asked, and score prompts whose logprobs are.
 
         Mutates no sequence. Returns only when the KV is in the pages (device synchronised).
         """
@@ -29,7 +29,7 @@ class Stage(Protocol):
         """Choose this step's chunks and allocate their blocks."""
         ...
 
-    def apply(self, chunks: Seq[Chunk], sampled: Seq[Sampled | None], now_s: float) -> None:
+    def apply(self, chunks: Seq[Chunk], results: Seq[ChunkResult], now_s: float) -> None:
         """Account for what was run: advance, finish, free, and emit events."""
         ...
 

@@ -10,11 +10,12 @@ import torch
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import ModelConfig, open_model_files
 from pdserve.core.model_files.files import fingerprint
-from pdserve.core.model_info import DTYPE_BYTES, KvLayout, ModelInfo
+from pdserve.core.model_info import KvLayout, ModelInfo
 from pdserve.engine.memory import MemoryLimits, MemoryNeeds, MemoryPlan, plan_memory, render_plan
 from pdserve.engine.memory_probe import MemoryMeter, available_bytes, resident_bytes
-from pdserve.engine.model.interface import Model
-from pdserve.engine.model.registry import model_factory
+from pdserve.engine.model.decoder import DecoderModel
+from pdserve.engine.model.parameters import DecoderParameters
+from pdserve.engine.model.rope import rope_table_bytes
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.weights import Progress, load_weights
@@ -75,7 +76,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         layout,
         files.config.context_length,
     )
-    model = _empty_model(files.config, config, device, kernels)
+    model = DecoderModel(files.config, TORCH_DTYPES[config.dtype], device, kernels)
     load_weights(files, model, progress)
     meter.mark("weights")
     paged_kv = PagedKv(layout, plan.num_blocks, device)
@@ -110,10 +111,6 @@ def _layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
     return KvLayout(config.dtype, config.block_size, model.num_layers, model.num_kv_heads, model.head_dim)
 
 
-def _empty_model(model: ModelConfig, config: EngineConfig, device: torch.device, kernels: Kernels) -> Model:
-    return model_factory(model.architecture)(model, TORCH_DTYPES[config.dtype], device, kernels)
-
-
 def _limits(config: EngineConfig, device: torch.device, meter: MemoryMeter) -> MemoryLimits:
     """What this process holds already counts against its budget, so it counts as free at first."""
     if config.memory.budget_bytes:
@@ -131,18 +128,16 @@ def _needs(model: ModelConfig, config: EngineConfig, kernels: Kernels, meter: Me
     widths = 4 * model.hidden_size + 6 * query + 5 * model.intermediate_size
     activations = 4 * (config.max_step_tokens * widths + 2 * config.max_step_samples * model.vocab_size)
     return MemoryNeeds(
-        weights=_num_weight_bytes(model, DTYPE_BYTES[config.dtype]),
+        weights=_num_weight_bytes(model, TORCH_DTYPES[config.dtype]),
         workspace=activations + kernels.workspace_bytes,
         transfer_buffers=config.transfer_buffer_bytes,
         runtime=meter.measured["runtime"],
     )
 
 
-def _num_weight_bytes(model: ModelConfig, dtype_bytes: int) -> int:
-    """All parameters in the load dtype, rotary tables, and the exact fp32 copy of the head that bf16 logits need."""
-    query, shared = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    layer = model.hidden_size * (2 * query + 2 * shared + 3 * model.intermediate_size + 2)
-    matrix = model.vocab_size * model.hidden_size
-    num_parameters = model.num_layers * layer + matrix * (1 if model.tie_word_embeddings else 2) + model.hidden_size
-    exact_head = 4 * matrix if dtype_bytes != 4 else 0
-    return num_parameters * dtype_bytes + exact_head + 4 * model.context_length * model.head_dim
+def _num_weight_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """All parameters, a table for each kind of rotation, and the exact fp32 copy of the head that logits need."""
+    parameters = DecoderParameters(model, dtype, torch.device("meta")).num_bytes
+    num_tables = len({attention.rope for attention in model.attention})
+    exact_head = 4 * model.vocab_size * model.hidden_size if dtype != torch.float32 else 0
+    return parameters + num_tables * rope_table_bytes(model.head_dim, model.context_length) + exact_head

@@ -1,6 +1,8 @@
 """Runs chunks on the model: one ragged forward a step, then sampling. Schedules nothing and owns no block."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -9,14 +11,16 @@ from torch import Tensor
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
-from pdserve.core.sampling import SamplingParams
+from pdserve.core.sampling import SamplingParams, TokenLogprobs
 from pdserve.engine.model.interface import ForwardInput, Model
 from pdserve.engine.paged_kv import PagedKv
-from pdserve.engine.sampler import sample
-from pdserve.engine.sequence import Chunk, Sampled, Sequence
+from pdserve.engine.sampler import raw_logprobs, sample
+from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
 from pdserve_kernels.interface import Kernels, RaggedBatch
 
 _WARM_UP_TOKENS = 64
+_SLAB_ROWS = 32
+"""Rows of prompt logits held at a time: with a vocabulary of 262,144, 32 MiB, and twice that to score them."""
 
 
 class ModelRunner:
@@ -28,14 +32,19 @@ class ModelRunner:
         self._paged_kv = paged_kv
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
 
-    def run(self, chunks: Seq[Chunk]) -> list[Sampled | None]:
+    def run(self, chunks: Seq[Chunk]) -> list[ChunkResult]:
         if not chunks:
             return []
         for chunk in chunks:
             self._check(chunk)
-        logits = self._forward(chunks)
-        rows = iter(logits)
-        return [self._sample(chunk.sequence, next(rows)) if chunk.sample else None for chunk in chunks]
+        hidden = self._forward(chunks)
+        scores = [
+            self._score_prompt(chunk, start, hidden) for chunk, start in zip(chunks, _starts(chunks), strict=True)
+        ]
+        rows = iter(self._sampled_logits(chunks, hidden))
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        return [self._result(chunk, scored, rows) for chunk, scored in zip(chunks, scores, strict=True)]
 
     def warm_up(self) -> None:
         """Run one prompt and one decode row, so that the first request does not pay for first calls.
@@ -64,25 +73,45 @@ class ModelRunner:
         if wrong:
             raise PdserveError(ErrorReason.INVALID_ARGUMENT, "a token id lies outside the model's vocabulary")
 
-    def _forward(self, chunks: Seq[Chunk]) -> np.ndarray:
-        """Write the chunks' KV; fp32 logits [chunks that sample, vocab_size] on the host."""
+    def _forward(self, chunks: Seq[Chunk]) -> Tensor:
+        """Write the chunks' KV; hidden states of all rows, padding included."""
         token_ids = [token_id for chunk in chunks for token_id in _chunk_ids(chunk)]
         batch = self._batch(chunks, len(token_ids))
         padding = [0] * (batch.num_rows - len(token_ids))
         positions = [p for chunk in chunks for p in range(*_chunk_span(chunk))]
-        sample_rows = _last_rows(chunks)
-        num_sampled = len(sample_rows)
-        sample_rows += [0] * (self._padded(num_sampled) - num_sampled)
         rows = ForwardInput(
             token_ids=self._tensor(token_ids + padding),
             positions=self._tensor(positions + padding),
             step=self._kernels.begin(batch, self._paged_kv.pool),
         )
-        hidden = self._model.forward(rows)
-        logits = self._model.logits(hidden[self._tensor(sample_rows)])[:num_sampled].cpu()
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        return logits.numpy()
+        return self._model.forward(rows)
+
+    def _sampled_logits(self, chunks: Seq[Chunk], hidden: Tensor) -> np.ndarray:
+        """Of the chunks that sample, in their order."""
+        ends = [start + chunk.num_tokens for chunk, start in zip(chunks, _starts(chunks), strict=True) if chunk.sample]
+        return self._logits(hidden, [end - 1 for end in ends])
+
+    def _logits(self, hidden: Tensor, rows: list[int]) -> np.ndarray:
+        """fp32 [len(rows), vocab_size] on the host."""
+        padding = [0] * (self._padded(len(rows)) - len(rows))
+        logits: np.ndarray = self._model.logits(hidden[self._tensor(rows + padding)])[: len(rows)].cpu().numpy()
+        return logits
+
+    def _score_prompt(self, chunk: Chunk, start: int, hidden: Tensor) -> list[TokenLogprobs] | None:
+        """Logprobs, if asked for, of the prompt tokens that follow the chunk's rows; None if a logit is no number."""
+        num_top = chunk.sequence.sampling.num_prompt_logprobs
+        first, end = _chunk_span(chunk)
+        token_ids = chunk.sequence.token_ids[first + 1 : min(end + 1, chunk.sequence.num_prompt_tokens)]
+        scored: list[TokenLogprobs] = []
+        if num_top is None:
+            return scored
+        for done in range(0, len(token_ids), _SLAB_ROWS):
+            slab = token_ids[done : done + _SLAB_ROWS]
+            logits = self._logits(hidden, list(range(start + done, start + done + len(slab))))
+            if not np.isfinite(logits.max(axis=1)).all():
+                return None
+            scored += raw_logprobs(logits, slab, num_top)
+        return scored
 
     def _batch(self, chunks: Seq[Chunk], num_tokens: int) -> RaggedBatch:
         return RaggedBatch(
@@ -91,6 +120,10 @@ class ModelRunner:
             block_tables=tuple(tuple(chunk.sequence.block_ids) for chunk in chunks),
             num_rows=self._padded(num_tokens),
         )
+
+    def _result(self, chunk: Chunk, scored: list[TokenLogprobs] | None, rows: Iterator[np.ndarray]) -> ChunkResult:
+        sampled = self._sample(chunk.sequence, next(rows)) if chunk.sample else None
+        return ChunkResult(Sampled(None)) if scored is None else ChunkResult(sampled, tuple(scored))
 
     def _sample(self, sequence: Sequence, logits: np.ndarray) -> Sampled:
         return sample(logits, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens, self._eos_token_ids)
@@ -112,12 +145,6 @@ def _chunk_ids(chunk: Chunk) -> list[int]:
     return chunk.sequence.token_ids[slice(*_chunk_span(chunk))]
 
 
-def _last_rows(chunks: Seq[Chunk]) -> list[int]:
-    """The row of each sampling chunk's last token."""
-    rows: list[int] = []
-    end = 0
-    for chunk in chunks:
-        end += chunk.num_tokens
-        if chunk.sample:
-            rows.append(end - 1)
-    return rows
+def _starts(chunks: Seq[Chunk]) -> list[int]:
+    """The row of each chunk's first token."""
+    return list(accumulate((chunk.num_tokens for chunk in chunks[:-1]), initial=0))

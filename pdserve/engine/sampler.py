@@ -39,7 +39,8 @@ def sample(
     token_id = int(adjusted.argmax()) if params.greedy else draw(adjusted, params, len(token_ids))
     if params.num_logprobs is None:
         return Sampled(token_id)
-    return Sampled(token_id, raw_logprobs(logits, token_id, params.num_logprobs))
+    (logprobs,) = raw_logprobs(logits[np.newaxis], [token_id], params.num_logprobs)
+    return Sampled(token_id, logprobs)
 
 
 def adjust(
@@ -82,13 +83,23 @@ def token_weights(scaled: Logits) -> Weights:
     return exact.astype(np.float32).astype(np.float64)
 
 
-def raw_logprobs(logits: Logits, token_id: int, num_top: int) -> TokenLogprobs:
-    """Logprobs of the raw logits: the chosen token's and the `num_top` highest."""
-    exact = logits.astype(np.float64)
-    highest = exact.max()
-    logprobs = exact - highest - np.log(np.exp(exact - highest).sum())
-    top = tuple((int(i), float(logprobs[i])) for i in _descending(logits, min(num_top, len(logits))))
-    return TokenLogprobs(float(logprobs[token_id]), top)
+def raw_logprobs(logits: Logits, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Of each row of raw logits, fp32 [N, vocab_size]: the logprob of its token in `token_ids`, and the highest ones.
+
+    Every row needs a finite maximum.
+    """
+    highest = logits.max(axis=1).astype(np.float64)
+    weights = logits.astype(np.float64)
+    weights -= highest[:, np.newaxis]
+    np.exp(weights, out=weights)
+    subtracted = highest + np.log(weights.sum(axis=1))
+    return [
+        TokenLogprobs(
+            float(row[token_id] - total),
+            tuple((int(i), float(row[i] - total)) for i in _descending(row, min(num_top, len(row)))),
+        )
+        for row, token_id, total in zip(logits, token_ids, subtracted, strict=True)
+    ]
 
 
 def _ids_masked_by_min_tokens(

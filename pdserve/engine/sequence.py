@@ -11,7 +11,8 @@ class Sequence:
     """Mutable; owned by the engine thread.
 
     `token_ids` is prompt + output. `num_computed_tokens` tokens have their KV in `block_ids` (position p lies in block
-    `block_ids[p // block_size]`, slot `p % block_size`).
+    `block_ids[p // block_size]`, slot `p % block_size`). Where `sampling.num_prompt_logprobs` is set, all tokens of the
+    prompt must be computed here: such a sequence takes nothing from a prefix cache.
     """
 
     id: SequenceId
@@ -54,3 +55,15 @@ class Sampled:
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What a chunk gave: the token sampled, None if none was asked for, and logprobs of prompt tokens, if those were.
+
+    `prompt_logprobs` belong to the prompt tokens that follow the chunk's rows. A NaN or +inf in one of these rows is
+    told as `Sampled(None)`, whether or not the chunk samples.
+    """
+
+    sampled: Sampled | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

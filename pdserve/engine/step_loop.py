@@ -137,7 +137,7 @@ class EngineThread:
         if not chunks:
             return
         try:
-            sampled = self.runner.run(chunks)
+            results = self.runner.run(chunks)
         except Exception as error:
             logger.exception("the forward pass of %d chunks failed", len(chunks))
             for stage, plan in zip(self.stages, plans, strict=True):
@@ -147,6 +147,6 @@ class EngineThread:
         now_s = self.clock()
         start = 0
         for stage, plan in zip(self.stages, plans, strict=True):
-            stage.apply(plan, sampled[start : start + len(plan)], now_s)
+            stage.apply(plan, results[start : start + len(plan)], now_s)
             start += len(plan)
         self.step_count += 1

@@ -13,12 +13,12 @@ from pdserve.core.errors import PdserveError
 from pdserve.core.model_files import ModelFiles, StoredTensor
 from pdserve.core.model_files.config import bad_model, unsupported
 from pdserve.engine.model.interface import Model
+from pdserve.engine.model.parameters import EMBEDDING, LM_HEAD
 
 Progress = Callable[[int, int], None]
 """Called with (done_bytes, total_bytes) as loading goes on."""
 
 _LOG = logging.getLogger(__name__)
-_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTISED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
 _SLAB_ELEMENTS = 1 << 22
@@ -43,7 +43,7 @@ def load_weights(files: ModelFiles, model: Model, progress: Progress | None = No
                 raise bad_model(f"{tensor.name} comes twice (again in {tensor.path})")
             _write(tensor, destinations[tensor.name])
             written.add(tensor.name)
-        elif tensor.name == _LM_HEAD and model.config.tie_word_embeddings:
+        elif tensor.name == LM_HEAD and model.config.tie_word_embeddings:
             _warn_if_untied(tensor, stored)
         else:
             unexpected.append(tensor.name)
@@ -61,7 +61,7 @@ def load_weights(files: ModelFiles, model: Model, progress: Progress | None = No
 
 
 def decode_tensor(tensor: StoredTensor) -> Tensor:
-    """The whole tensor, as `load_weights` would write it: float32 if it was quantised, else the file's dtype."""
+    """The whole tensor, as `load_weights` would write it: float32 if quantised or added to, else the file's dtype."""
     slabs = [slab for _, slab in _slabs(tensor)]
     return torch.cat(slabs)[torch.argsort(_row_order(tensor))] if tensor.rope_heads else torch.cat(slabs)
 
@@ -94,7 +94,8 @@ def _slabs(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
     rows_per_slab = max(1, _SLAB_ELEMENTS // row_elements)
     for first in range(0, len(data), rows_per_slab):
         rows = data[first : first + rows_per_slab]
-        yield first, _decode(rows, tensor).view(len(rows), *tensor.shape[1:])
+        values = _decode(rows, tensor).view(len(rows), *tensor.shape[1:])
+        yield first, values.float() + tensor.plus if tensor.plus else values
 
 
 def _rows(tensor: StoredTensor) -> np.ndarray:
@@ -124,7 +125,7 @@ def _decode(rows: np.ndarray, tensor: StoredTensor) -> Tensor:
 
 def _warn_if_untied(head: StoredTensor, stored: list[StoredTensor]) -> None:
     """The config ties the head to the embeddings; a stored head is not used, and said to differ if it does."""
-    embeddings = [tensor for tensor in stored if tensor.name == _EMBEDDING]
+    embeddings = [tensor for tensor in stored if tensor.name == EMBEDDING]
     try:
         same = len(embeddings) == 1 and torch.equal(decode_tensor(head).float(), decode_tensor(embeddings[0]).float())
     except PdserveError:

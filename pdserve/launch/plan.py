@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.launch.roles import COORDINATOR, thread_environment
-from pdserve.serving.settings import Settings, WorkerSettings
+from pdserve.serving.settings import ModelSettings, Settings, WorkerSettings
 
 MEMORY_FRACTION = 0.8
 MAX_BUDGET_BYTES = 4 * 1024**3
@@ -30,12 +30,37 @@ class ChildPlan:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One worker that the fleet has, before it is given anything."""
+
+    role: str
+    name: str
+    model: ModelSettings
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.model.device == "cpu"
+
+
 def worker_roles(settings: Settings) -> list[str]:
-    """The role of each worker of the fleet, in order of their start."""
+    """The role of each of one model's workers, in order of their start."""
     launch = settings.launch
     if launch.mode == "colocated":
         return ["colocated"] * launch.colocated
     return ["prefill"] * launch.prefill + ["decode"] * launch.decode
+
+
+def _places(settings: Settings) -> list[_Place]:
+    """Every model's workers: "decode-0", or "MODEL.decode-0" where there are several models."""
+    roles = worker_roles(settings)
+    numbered = [(role, f"{role}-{roles[:index].count(role)}") for index, role in enumerate(roles)]
+    several = len(settings.models) > 1
+    return [
+        _Place(role, f"{model.name}.{name}" if several else name, model)
+        for model in settings.models
+        for role, name in numbered
+    ]
 
 
 def check_plan(settings: Settings, machine: Machine) -> None:
@@ -44,7 +69,7 @@ def check_plan(settings: Settings, machine: Machine) -> None:
     Raises:
         PdserveError: INVALID_ARGUMENT, one line for each problem.
     """
-    worker, several = settings.worker, len(worker_roles(settings)) > 1
+    worker, several = settings.worker, len(_places(settings)) > 1
     missing = sorted(set(worker.cores) - set(machine.cores))
     checks = (
         (several and worker.control_port != 0, "worker.control_port must be 0 when several workers share a machine"),
@@ -62,27 +87,43 @@ def plan_coordinator(settings: Settings) -> ChildPlan:
 
 
 def plan_workers(settings: Settings, machine: Machine, coordinator_address: str) -> tuple[ChildPlan, ...]:
-    """Every worker with its id, cores, threads and memory budget, dialling `coordinator_address` first."""
-    roles = worker_roles(settings)
-    names = [f"{role}-{roles[:index].count(role)}" for index, role in enumerate(roles)]
-    on_cpu = settings.model.device == "cpu"
-    shares: Sequence[tuple[int, ...]] = [()] * len(roles)
-    if on_cpu and settings.launch.pin and machine.cores:
-        shares = share_cores(settings.worker.cores or machine.cores, len(roles))
+    """Every worker of every model with its id, cores, threads and memory budget, dialling `coordinator_address` first.
+
+    Workers on the CPU share its cores and memory equally, whatever their models.
+    """
+    places = _places(settings)
+    num_on_cpu = sum(place.on_cpu for place in places)
+    shares = iter(_core_shares(settings, machine, num_on_cpu))
+    memory_bytes = memory_share(machine, max(1, num_on_cpu))
     plans: list[ChildPlan] = []
-    for role, name, cores in zip(roles, names, shares, strict=True):
+    for place in places:
+        worker = settings.worker
         changes: dict[str, object] = {
-            "worker_id": settings.worker.worker_id or name,
-            "coordinators": (coordinator_address, *settings.worker.coordinators),
-            "cores": cores or settings.worker.cores,
-            "threads": threads_for(settings.worker, cores),
+            "worker_id": worker.worker_id or place.name,
+            "coordinators": (coordinator_address, *worker.coordinators),
         }
-        if on_cpu:
-            changes["memory_budget_bytes"] = settings.worker.memory_budget_bytes or memory_share(machine, len(roles))
-        worker = settings.worker.model_copy(update=changes)
-        environment = thread_environment(worker.threads) if on_cpu else {}
-        plans.append(ChildPlan(role, worker.worker_id, settings.model_copy(update={"worker": worker}), environment))
+        if place.on_cpu:
+            cores = next(shares)
+            changes |= {
+                "cores": cores or worker.cores,
+                "threads": threads_for(worker, cores),
+                "memory_budget_bytes": worker.memory_budget_bytes or memory_bytes,
+            }
+        plans.append(_plan(settings, place, worker.model_copy(update=changes)))
     return tuple(plans)
+
+
+def _core_shares(settings: Settings, machine: Machine, num_workers: int) -> Sequence[tuple[int, ...]]:
+    """Of each worker on the CPU; empty: not pinned."""
+    if settings.launch.pin and machine.cores and num_workers:
+        return share_cores(settings.worker.cores or machine.cores, num_workers)
+    return [()] * num_workers
+
+
+def _plan(settings: Settings, place: _Place, worker: WorkerSettings) -> ChildPlan:
+    own = {"model": place.model, "more_models": (), "worker": worker}
+    environment = thread_environment(worker.threads) if place.on_cpu else {}
+    return ChildPlan(place.role, worker.worker_id, settings.model_copy(update=own), environment)
 
 
 def threads_for(worker: WorkerSettings, cores: Sequence[int]) -> int:

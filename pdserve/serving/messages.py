@@ -1,6 +1,7 @@
 """Pieces of protobuf that both worker services send or read."""
 
 import time
+from collections.abc import Sequence
 
 from pdserve.client.wire import finish_reason_to_proto, logprobs_to_proto
 from pdserve.core.sampling import FinishReason, TokenLogprobs
@@ -26,12 +27,14 @@ def token_output(
     logprobs: TokenLogprobs | None,
     finish_reason: FinishReason | None,
     durations: common_pb2.PhaseDurations,
+    prompt_logprobs: Sequence[TokenLogprobs] = (),
 ) -> worker_pb2.SequenceOutput:
-    """One sampled token."""
+    """One sampled token, and with a prompt's first one what was asked of the prompt."""
     return worker_pb2.SequenceOutput(
         first_index=index,
         token_ids=[token_id],
         logprobs=[] if logprobs is None else [logprobs_to_proto(logprobs)],
         finish_reason=finish_reason_to_proto(finish_reason),
         durations=durations,
+        prompt_logprobs=[logprobs_to_proto(entry) for entry in prompt_logprobs],
     )

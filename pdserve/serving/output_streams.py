@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 from pdserve.client.wire import error_to_proto, finish_reason_to_proto, sequence_id_to_proto
@@ -10,6 +11,9 @@ from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.sampling import FinishReason
 from pdserve.v1 import worker_pb2
+
+MAX_BATCH_BYTES = 4 * 1024 * 1024
+"""More is sent in several messages. One output is never larger by itself: see MAX_PROMPT_LOGPROBS."""
 
 
 class Commands(Protocol):
@@ -43,11 +47,17 @@ class _OutputStream:
         while True:
             await self._ready.wait()
             self._ready.clear()
-            batch, self._pending = self._pending, []
-            if batch:
-                yield batch
+            while self._pending:
+                yield self._take_batch()
             if self._closed:
                 return
+
+    def _take_batch(self) -> list[worker_pb2.SequenceOutput]:
+        """As many as one message may hold, at least one."""
+        sizes = accumulate(output.ByteSize() for output in self._pending)
+        num_taken = max(1, sum(size <= MAX_BATCH_BYTES for size in sizes))
+        batch, self._pending = self._pending[:num_taken], self._pending[num_taken:]
+        return batch
 
 
 @dataclass(slots=True)

@@ -3,6 +3,8 @@
 Precedence: flags, then `PDSERVE_<SECTION>__<FIELD>` in the environment, then the TOML file, then the defaults here.
 """
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +15,8 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Dtype = Literal["bfloat16", "float32"]
 
+_HUB_ID = re.compile(r"(?!.*\.gguf$)(\w[\w.-]*/\w[\w.-]*)(@.+)?")
+
 
 class Section(BaseModel):
     """A frozen group of settings; unknown names are refused."""
@@ -22,13 +26,22 @@ class Section(BaseModel):
 
 class ModelSettings(Section):
     source: str = "smollm2-135m-instruct"
-    """A built-in name, a directory with config.json and safetensors, or a .gguf file."""
+    """A built-in name, a directory with config.json and safetensors, a .gguf file, or ORG/NAME from Hugging Face."""
     served_name: str = ""
-    """What clients call the model; empty: the built-in name, or the path's last part."""
+    """What clients call the model; empty: the built-in name, the hub's ORG/NAME, or the path's last part."""
     dtype: Dtype = "bfloat16"
     """Of weights and KV: float32 where tests ask for exactness."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """cpu, cuda or cuda:N."""
+
+    @property
+    def name(self) -> str:
+        """What clients call the model. Looks at no disk, so that all processes agree: a directory given as PART/PART
+        counts as a hub's ORG/NAME (`@revision` left out) unless a ./ is put before it."""
+        if self.served_name:
+            return self.served_name
+        hub_id = _HUB_ID.fullmatch(self.source)
+        return hub_id[1] if hub_id else os.path.basename(os.path.abspath(self.source))
 
 
 class CoordinatorSettings(Section):
@@ -39,9 +52,9 @@ class CoordinatorSettings(Section):
     grpc_port: Port = 50051
     """Inference and Fleet; 0 picks a free port."""
     max_queued_requests: Positive = 256
-    """Bound of the queue by requests (a request with n choices counts n)."""
+    """Bound of each model's queue by requests (a request with n choices counts n)."""
     max_queued_tokens: Positive = 1_000_000
-    """Bound of the queue by work: prompt + max_tokens of everything waiting."""
+    """Bound of each model's queue by work: prompt + max_tokens of everything waiting."""
     default_max_tokens: Positive = 1024
     """Where a request names none (never above context − prompt)."""
     default_deadline_s: Seconds = 600.0
@@ -130,11 +143,11 @@ class LaunchSettings(Section):
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
     """Prefill and decode in processes of their own, or together."""
     prefill: Positive = 1
-    """Prefill workers."""
+    """Prefill workers of each model."""
     decode: Positive = 1
-    """Decode workers."""
+    """Decode workers of each model."""
     colocated: Positive = 1
-    """Colocated workers, with mode = "colocated"."""
+    """Colocated workers of each model, with mode = "colocated"."""
     pin: bool = True
     """Give each CPU worker its own cores."""
 
@@ -153,3 +166,11 @@ class Settings(Section):
     """Where downloaded models are kept."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Of every process."""
+    more_models: tuple[ModelSettings, ...] = ()
+    """What a coordinator serves beside `model`, each with pools and a queue of its own: `[[more_models]]` tables with
+    the settings of `[model]`, JSON elsewhere. A worker loads `model` alone."""
+
+    @property
+    def models(self) -> tuple[ModelSettings, ...]:
+        """All that are served."""
+        return (self.model, *self.more_models)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.serving.settings import Section, Settings
+from pdserve.serving.settings_checks import contradictions
 
 ENV_PREFIX = "PDSERVE_"
 NOT_SETTINGS = frozenset({"PDSERVE_API_KEY"})
@@ -51,63 +52,19 @@ def load_settings(flags: Mapping[str, object], config: Path | None, environ: Map
         settings = Settings.model_validate(_nested(given))
     except ValidationError as error:
         raise _refusal(_explain(error, given)) from None
+    return checked(settings)
+
+
+def checked(settings: Settings) -> Settings:
+    """The same settings.
+
+    Raises:
+        PdserveError: INVALID_ARGUMENT, if they contradict each other; one line for each problem.
+    """
     problems = contradictions(settings)
     if problems:
         raise _refusal(problems)
     return settings
-
-
-WILDCARDS = ("0.0.0.0", "::", "*")
-
-
-def contradictions(settings: Settings) -> list[str]:
-    """What no single field shows to be impossible, one line each."""
-    coordinator, worker = settings.coordinator, settings.worker
-    checks = (
-        (
-            coordinator.heartbeat_s >= worker.lease_s,
-            f"coordinator.heartbeat_s ({coordinator.heartbeat_s:g}) must be below worker.lease_s "
-            f"({worker.lease_s:g}), or reservations end between two heartbeats",
-        ),
-        (
-            coordinator.report_interval_s >= coordinator.stalled_after_s,
-            f"coordinator.report_interval_s ({coordinator.report_interval_s:g}) must be below "
-            f"coordinator.stalled_after_s ({coordinator.stalled_after_s:g}), or every idle worker counts as stalled",
-        ),
-        (
-            coordinator.default_deadline_s > coordinator.max_deadline_s,
-            f"coordinator.default_deadline_s ({coordinator.default_deadline_s:g}) must not exceed "
-            f"coordinator.max_deadline_s ({coordinator.max_deadline_s:g})",
-        ),
-        (
-            coordinator.http_port == coordinator.grpc_port != 0,
-            f"coordinator.http_port and coordinator.grpc_port are both {coordinator.grpc_port}",
-        ),
-        (
-            worker.control_port == worker.kv_port != 0,
-            f"worker.control_port and worker.kv_port are both {worker.kv_port}",
-        ),
-        (
-            worker.host in WILDCARDS and not worker.advertise_host,
-            f"worker.host is {worker.host}, which nobody can dial: give worker.advertise_host (--advertise-host)",
-        ),
-        (not settings.transfer.transports, "transfer.transports must name at least one transport"),
-        (any(core < 0 for core in worker.cores), "worker.cores must not be negative"),
-        (len(set(worker.cores)) != len(worker.cores), "worker.cores names a core twice"),
-    )
-    addresses = [
-        f"worker.coordinators: {address!r} is not HOST:PORT"
-        for address in worker.coordinators
-        if not is_address(address)
-    ]
-    return [message for wrong, message in checks if wrong] + addresses
-
-
-def is_address(text: str) -> bool:
-    """Whether `text` is HOST:PORT; an IPv6 host stands in brackets."""
-    host, separator, port = text.rpartition(":")
-    bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
-    return bool(separator and host and not bare_ipv6 and port.isascii() and port.isdigit() and 0 < int(port) < 65536)
 
 
 def _fields() -> dict[str, str]:
@@ -196,10 +153,13 @@ def _unknown(name: str, origin: str) -> str:
 def _explain(error: ValidationError, given: Mapping[str, _Given]) -> list[str]:
     lines: list[str] = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
-        name = ".".join(str(part) for part in problem["loc"][:2])
-        name = name if name in _FIELDS else name.partition(".")[0]
+        parts = [str(part) for part in problem["loc"]]
+        name = ".".join(parts[:2]) if ".".join(parts[:2]) in _FIELDS else parts[0]
         origin = given[name].origin if name in given else "default"
-        lines.append(f"{_described(name, given)} ({origin}): {problem['msg'].replace('Input should', 'should')}")
+        inner = [] if name in _SECRET else parts[name.count(".") + 1 :]
+        where = f"{'.'.join(inner)}: " if inner else ""
+        text = problem["msg"].replace("Input should", "should")
+        lines.append(f"{_described(name, given)} ({origin}): {where}{text}")
     return list(dict.fromkeys(lines))
 
 

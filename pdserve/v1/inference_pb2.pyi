@@ -49,6 +49,7 @@ class ToolCall(_message.Message):
     id: _builtins.str
     name: _builtins.str
     arguments_json: _builtins.str
+    """a JSON object; empty in a request: {}"""
     def __init__(
         self,
         *,
@@ -107,6 +108,8 @@ class ChatPrompt(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_JSON_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     tools_json: _builtins.str
     """a JSON list, as OpenAI's `tools`"""
     tool_choice: _builtins.str
@@ -114,7 +117,11 @@ class ChatPrompt(_message.Message):
     parallel_tool_calls: _builtins.bool
     """unset: true"""
     template_variables_json: _builtins.str
-    """a JSON object, as `chat_template_kwargs` over HTTP"""
+    """a JSON object, as `chat_template_kwargs` over HTTP; errors use that name"""
+    add_generation_prompt: _builtins.bool
+    """unset: unless continue_final_message"""
+    continue_final_message: _builtins.bool
+    """unset: false; the answer goes on where the last message ends"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
@@ -125,13 +132,24 @@ class ChatPrompt(_message.Message):
         tool_choice: _builtins.str = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
         template_variables_json: _builtins.str = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "parallel_tool_calls", b"parallel_tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
+    _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
 
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
@@ -189,6 +207,7 @@ class SamplingOptions(_message.Message):
     seed: _builtins.int
     ignore_eos: _builtins.bool
     logprobs: _builtins.int
+    """unset: none; k: each token's own, and the k best"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     @_builtins.property
@@ -287,9 +306,11 @@ class GenerateRequest(_message.Message):
     text: _builtins.str
     n: _builtins.int
     echo: _builtins.bool
+    """of text and token_ids: each choice begins with the prompt"""
     request_label: _builtins.str
     """the client's own name for the request; need not be unique"""
     user: _builtins.str
+    """accepted for OpenAI's sake, and ignored"""
     request_class: _builtins.str
     """empty: the default class"""
     adapter: _builtins.str
@@ -383,11 +404,14 @@ class GenerateResponse(_message.Message):
         LOGPROBS_FIELD_NUMBER: _builtins.int
         TOOL_CALLS_FIELD_NUMBER: _builtins.int
         PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+        IS_PROMPT_FIELD_NUMBER: _builtins.int
         choice: _builtins.int
         first_index: _builtins.int
         """index, among the choice's output tokens, of token_ids[0]"""
         text: _builtins.str
         """may be empty: part of a character, or held back for a stop string"""
+        is_prompt: _builtins.bool
+        """this is that delta"""
         @_builtins.property
         def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
         @_builtins.property
@@ -414,10 +438,11 @@ class GenerateResponse(_message.Message):
             logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
             tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
             prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+            is_prompt: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "first_index", b"first_index", "is_prompt", b"is_prompt", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -431,6 +456,7 @@ class GenerateResponse(_message.Message):
         TIMINGS_FIELD_NUMBER: _builtins.int
         choice: _builtins.int
         finish_reason: _common_pb2.FinishReason.ValueType
+        """STOP also of a choice that ended with tool calls"""
         @_builtins.property
         def usage(self) -> Global___Usage: ...
         @_builtins.property

@@ -50,7 +50,8 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams Started once, then Delta messages, then one Finished per choice; or ends with an error status.
+        """Streams Started once, then Delta messages, and one Finished per choice, each choice's last; or ends with an error
+        status. Choices are interleaved; the tokens of each come in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

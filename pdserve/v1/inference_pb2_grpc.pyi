@@ -32,14 +32,18 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams Started once, then Delta messages, then one Finished per choice; or ends with an error status."""
+    """Streams Started once, then Delta messages, and one Finished per choice, each choice's last; or ends with an error
+    status. Choices are interleaved; the tokens of each come in order.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams Started once, then Delta messages, then one Finished per choice; or ends with an error status."""
+    """Streams Started once, then Delta messages, and one Finished per choice, each choice's last; or ends with an error
+    status. Choices are interleaved; the tokens of each come in order.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -49,7 +53,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams Started once, then Delta messages, then one Finished per choice; or ends with an error status."""
+        """Streams Started once, then Delta messages, and one Finished per choice, each choice's last; or ends with an error
+        status. Choices are interleaved; the tokens of each come in order.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

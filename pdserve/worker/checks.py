@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 
 from pdserve.core.errors import invalid
 from pdserve.core.model_info import ModelInfo
-from pdserve.core.sampling import SamplingParams
+from pdserve.core.sampling import MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, SamplingParams
 
 
 def check_sequence(
@@ -26,9 +26,20 @@ def check_sequence(
         message = f"{num_prompt_tokens} + {sampling.max_tokens} tokens in a context of {model.context_length}"
         raise invalid(message, "max_tokens")
     _check_numbers(sampling)
+    _check_logprobs(sampling, num_prompt_tokens)
     named = [*sampling.stop_token_ids, *sampling.logit_bias]
     if named and max(named) >= model.vocab_size:
         raise invalid(f"an id is not below the vocabulary's size, {model.vocab_size}", "sampling")
+
+
+def _check_logprobs(sampling: SamplingParams, num_prompt_tokens: int) -> None:
+    """What does not fit a message would end the stream of all."""
+    asked, of_prompt = sampling.num_logprobs, sampling.num_prompt_logprobs
+    if max(asked or 0, of_prompt or 0) > MAX_LOGPROBS:
+        raise invalid(f"at most {MAX_LOGPROBS} logprobs come with a token", "num_logprobs")
+    if of_prompt is not None and num_prompt_tokens * (of_prompt + 1) > MAX_PROMPT_LOGPROBS:
+        message = f"{of_prompt} + 1 logprobs for each of {num_prompt_tokens} prompt tokens: above {MAX_PROMPT_LOGPROBS}"
+        raise invalid(message, "num_prompt_logprobs")
 
 
 def _check_numbers(sampling: SamplingParams) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
@@ -27,7 +26,7 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
     source = resolve_model(model.source, settings.cache_dir.expanduser())
     config = EngineConfig(
         source=source,
-        name=served_name(settings),
+        name=model.name,
         dtype=model.dtype,
         device=model.device,
         block_size=worker.block_size,
@@ -39,12 +38,6 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
     for line in loaded.memory_report().splitlines():
         logger.info("%s", line)
     return loaded
-
-
-def served_name(settings: Settings) -> str:
-    """What clients call the model."""
-    model = settings.model
-    return model.served_name or Path(model.source).name
 
 
 def token_budget(settings: Settings, roles: Sequence[str]) -> int:

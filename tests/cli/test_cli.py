@@ -15,7 +15,7 @@ from pdserve.core import model_fetch
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.launch import local, roles
 from pdserve.launch.local import RunningFleet
-from pdserve.launch.plan import ChildPlan, Machine
+from pdserve.launch.plan import Machine, plan_workers
 from pdserve.launch.roles import Ready
 from pdserve.serving.settings import Settings
 
@@ -40,8 +40,9 @@ def fleets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
             self._on_ready = on_ready
 
         def run(self) -> int:
-            plan = ChildPlan("decode", "decode-0", started[-1])
-            self._on_ready(RunningFleet("127.0.0.1", 8123, 50123, ((plan, {}),)))
+            plans = plan_workers(started[-1], Machine((0, 1), 2**33), "127.0.0.1:50123")
+            workers = tuple((plan, dict[str, object]()) for plan in plans)
+            self._on_ready(RunningFleet("127.0.0.1", 8123, 50123, workers))
             return 0
 
     monkeypatch.setattr(local, "LocalFleet", Fake)
@@ -99,6 +100,7 @@ def test_flags_reach_the_launcher(fleets: list[Settings], tmp_path: Path) -> Non
         (["serve", "--mode", "colocated", "--decode", "2"], "--decode has no effect in colocated mode"),
         (["serve", "--set", "worker.kv_port=7"], "worker.kv_port must be 0 when several workers share a machine"),
         (["serve", "--config", "/nowhere.toml"], "config file /nowhere.toml: No such file or directory"),
+        (["serve", "--model", "a/x.gguf", "--model", "x.gguf"], "more_models: a/x.gguf and x.gguf would both be"),
         (["worker", "decode"], "worker.coordinators is empty"),
         (["worker", "decode", "--coordinator", "here"], "worker.coordinators: 'here' is not HOST:PORT"),
     ],
@@ -109,6 +111,49 @@ def test_wrong_settings_are_one_line_and_exit_code_2(arguments: Sequence[str], m
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_several_models_reach_the_launcher_and_the_banner(fleets: list[Settings]) -> None:
+    models = ["--model", "/m/ash", "--model", "org/birch", "--model", "elm.gguf"]
+    code, out, err = _invoke("serve", *models, "--dtype", "float32", "--set", "model.device=cuda")
+    assert code == 0
+    (settings,) = fleets
+    assert [(m.source, m.dtype, m.device) for m in settings.models] == [
+        ("/m/ash", "float32", "cuda"),
+        ("org/birch", "float32", "cuda"),
+        ("elm.gguf", "float32", "cuda"),
+    ]
+    assert "1 prefill, 1 decode workers for each of ash, org/birch, elm.gguf" in err
+    lines = [line.split() for line in out.splitlines()]
+    for name in ("ash", "org/birch", "elm.gguf"):
+        assert ["model", name, "(float32,", "cuda)"] in lines
+        for role in ("prefill", "decode"):
+            assert [f"{name}.{role}-0", "cores", "any"] in lines
+
+
+def test_models_named_by_flags_replace_those_set_elsewhere(fleets: list[Settings], tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[model]\ndtype = "float32"\n[[more_models]]\nsource = "oak"\n')
+    assert _invoke("serve", "--config", str(config))[0] == 0
+    assert _invoke("serve", "--config", str(config), "--dtype", "float32", "--device", "cuda:1")[0] == 0
+    assert _invoke("serve", "--config", str(config), "--model", "ash")[0] == 0
+    assert _invoke("serve", "--config", str(config), "--model", "ash", "--model", "elm")[0] == 0
+    assert [[(m.name, m.dtype, m.device) for m in settings.more_models] for settings in fleets] == [
+        [("oak", "bfloat16", "cpu")],
+        [("oak", "float32", "cuda:1")],
+        [],
+        [("elm", "float32", "cpu")],
+    ]
+
+
+def test_a_coordinator_serves_every_model_and_a_worker_loads_one(
+    services: list[tuple[str, Settings]], tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('[[more_models]]\nsource = "oak"\n')
+    assert _invoke("coordinator", "--model", "ash", "--model", "elm")[0] == 0
+    assert _invoke("worker", "decode", "--coordinator", "a:1", "--model", "oak", "--config", str(config))[0] == 0
+    assert [[model.name for model in settings.models] for _, settings in services] == [["ash", "elm"], ["oak"]]
 
 
 def test_a_worker_joins_every_coordinator_named(services: list[tuple[str, Settings]]) -> None:
@@ -132,12 +177,6 @@ def test_a_port_that_is_taken_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(roles, "run_service", taken)
     assert _invoke("coordinator") == (1, "", "error: cannot listen on 127.0.0.1:7\n")
-
-
-def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
-    code, _, err = _invoke("model", "fetch", "gpt-9")
-    assert code == 1
-    assert err == "error: unknown model 'gpt-9': the built-in models are smollm2-135m-instruct\n"
 
 
 def test_typed_failures_become_a_line_and_exit_code_1(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdserve.cli.app import app, run
-from pdserve.cli.generate import build_request, percentile, printable
+from pdserve.cli.generate import percentile, printable
 from pdserve.client.channels import sync_server
 from pdserve.client.errors import error_metadata
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -182,9 +183,43 @@ def test_an_unreachable_server_is_one_line(
     assert err.splitlines() == ["error: cannot reach 127.0.0.1:1: is `pdserve serve` running there?"]
 
 
-def test_requests_leave_unset_what_was_not_given() -> None:
-    request = build_request("x", "", inference_pb2.SamplingOptions(), chat=False)
-    assert request == inference_pb2.GenerateRequest(text="x", sampling=inference_pb2.SamplingOptions())
+def test_flags_reach_the_request_and_what_was_not_given_stays_unset(
+    coordinator: Coordinator, address: str, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
+    coordinator.responses = _responses()
+    flags = ["--stop", "a", "--stop", "b", "--top-p", "0.5", "--tools", str(tools)]
+    assert _invoke("generate", "x", "--address", address, *flags)[0] == 0
+    assert _invoke("generate", "x", "--raw", "--echo", "--address", address)[0] == 0
+    chat, raw = coordinator.requests
+    assert (list(chat.sampling.stop), chat.sampling.top_p) == (["a", "b"], 0.5)
+    assert json.loads(chat.chat.tools_json) == json.loads(tools.read_text())
+    empty = inference_pb2.SamplingOptions()
+    assert raw == inference_pb2.GenerateRequest(text="x", echo=True, sampling=empty)
+
+
+@pytest.mark.parametrize("content", ["{}", "[", None])
+def test_a_file_that_is_no_list_of_tools_is_wrong_usage(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tools.json"
+    if content is not None:
+        path.write_text(content)
+    code, _, err = _invoke("generate", "x", "--tools", str(path), "--address", "127.0.0.1:1")
+    assert code == 2
+    assert str(path) in err
+
+
+def test_the_prompt_comes_first_and_tool_calls_last(coordinator: Coordinator, address: str) -> None:
+    response = inference_pb2.GenerateResponse
+    call = inference_pb2.ToolCall(id="1", name="add", arguments_json='{"a": 1}')
+    coordinator.responses = [
+        response(delta=response.Delta(is_prompt=True, text="2 + 2")),
+        response(delta=response.Delta(text=" is", tool_calls=[call])),
+        response(delta=response.Delta(text=" 4")),
+        *_responses()[-1:],
+    ]
+    code, out, _ = _invoke("generate", "2 + 2", "--raw", "--echo", "--address", address)
+    assert (code, out) == (0, '2 + 2 is 4\nadd({"a": 1})\n')
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(50, 2.0), (99, 4.0), (0, 1.0), (75, 3.0)])

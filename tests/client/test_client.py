@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from pdserve.client import AsyncClient, Client, Completion, Delta, Finished, GenerateOptions, PdserveError, Started
 from pdserve.client.channels import bind, sync_server
-from pdserve.client.client import AsyncClient, Client
 from pdserve.client.errors import error_metadata, grpc_status
-from pdserve.client.inference import Delta, Finished, GenerateOptions, Message, Started, generate_request
-from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.errors import ErrorReason
 from pdserve.core.sampling import FinishReason
 from pdserve.v1 import common_pb2
 from pdserve.v1 import inference_pb2 as pb
@@ -62,30 +63,32 @@ def service() -> Iterator[tuple[CannedService, str]]:
     server.stop(None).wait(10)
 
 
-Collect = Callable[..., Awaitable[list[object]]]
+Ask = Callable[..., Awaitable[list[object]]]
 
 
 @pytest.fixture(params=["async", "sync"])
-def collect(request: pytest.FixtureRequest, service: tuple[CannedService, str]) -> Collect:
-    """All events of one request, through either client."""
+def ask(request: pytest.FixtureRequest, service: tuple[CannedService, str]) -> Ask:
+    """All events of one request, through either client; with `complete`, the whole answer as the only one."""
 
-    async def through_async(*args: object) -> list[object]:
+    async def through_async(*args: object, complete: bool = False) -> list[object]:
         async with AsyncClient(service[1], api_key="k") as client:
+            if complete:
+                return [await client.complete(*args)]  # type: ignore[arg-type]
             return [event async for event in client.generate(*args)]  # type: ignore[arg-type]
 
-    async def through_sync(*args: object) -> list[object]:
-        def collect_all() -> list[object]:
+    async def through_sync(*args: object, complete: bool = False) -> list[object]:
+        def all_events() -> list[object]:
             with Client(service[1], api_key="k") as client:
-                return list(client.generate(*args))  # type: ignore[arg-type]
+                return [client.complete(*args)] if complete else list(client.generate(*args))  # type: ignore[arg-type]
 
         with ThreadPoolExecutor(1) as pool:
-            return await asyncio.get_running_loop().run_in_executor(pool, collect_all)
+            return await asyncio.get_running_loop().run_in_executor(pool, all_events)
 
     return through_async if request.param == "async" else through_sync
 
 
-async def test_typed_events_and_unknown_ones_skipped(collect: Collect, service: tuple[CannedService, str]) -> None:
-    started, delta, finished = await collect("hello", GenerateOptions(max_tokens=2, stop=["x"], deadline_s=1.5))
+async def test_typed_events_and_unknown_ones_skipped(ask: Ask, service: tuple[CannedService, str]) -> None:
+    started, delta, finished = await ask("hello", GenerateOptions(max_tokens=2, stop=["x"], deadline_s=1.5))
     assert isinstance(started, Started)
     assert (started.num_prompt_tokens, started.seed) == (3, 9)
     assert delta == Delta(0, 0, (1, 2), "hi")
@@ -102,10 +105,29 @@ async def test_typed_events_and_unknown_ones_skipped(collect: Collect, service: 
     assert service[0].keys == ["Bearer k"]
 
 
-async def test_a_servers_error_arrives_typed(collect: Collect) -> None:
+async def test_a_servers_error_arrives_typed(ask: Ask) -> None:
     with pytest.raises(PdserveError) as caught:
-        await collect("fail")
+        await ask("fail")
     assert (caught.value.reason, caught.value.retry_after_s) == (ErrorReason.WORKER_LOST, 2.0)
+
+
+async def test_whole_answers(ask: Ask) -> None:
+    (answer,) = await ask("hello", complete=True)
+    assert isinstance(answer, Completion)
+    assert (answer.text, answer.started.seed) == ("hi", 9)
+    (choice,) = answer.choices
+    assert (choice.token_ids, choice.finish_reason, choice.usage.completion_tokens) == ((1, 2), FinishReason.LENGTH, 2)
+
+
+async def test_a_failed_answer_is_no_answer(ask: Ask) -> None:
+    with pytest.raises(PdserveError) as caught:
+        await ask("fail", complete=True)
+    assert caught.value.reason is ErrorReason.WORKER_LOST
+
+
+async def test_a_choice_without_an_end_is_an_error(ask: Ask) -> None:
+    with pytest.raises(PdserveError, match="before choice 1 was finished"):
+        await ask("hello", GenerateOptions(n=2), complete=True)
 
 
 async def test_leaving_early_cancels_the_call(service: tuple[CannedService, str]) -> None:
@@ -129,16 +151,8 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
             await client.list_models()
 
 
-def test_prompts_of_each_kind() -> None:
-    chat = generate_request([Message("user", "x"), Message("assistant", None)], GenerateOptions()).chat
-    assert [(m.role, m.HasField("content")) for m in chat.messages] == [("user", True), ("assistant", False)]
-    assert list(generate_request([1, 2], GenerateOptions()).token_ids.ids) == [1, 2]
-    assert generate_request([], GenerateOptions()).WhichOneof("prompt") == "token_ids"
-    assert generate_request("", GenerateOptions()).WhichOneof("prompt") == "text"
-
-
-@pytest.mark.parametrize("prompt", [[-1], ["x"], "\ud800"])
-def test_what_the_wire_cannot_carry_is_refused(prompt: list[int] | str) -> None:
-    with pytest.raises(PdserveError) as caught:
-        generate_request(prompt, GenerateOptions())
-    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+def test_the_package_brings_no_tensors_and_no_server() -> None:
+    """Whoever only wants to ask should not wait for torch."""
+    code = "import sys, pdserve.client; print({'torch', 'numpy', 'fastapi', 'pydantic', 'tokenizers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -8,13 +8,13 @@ import pytest
 
 from coordinator.auth import authenticator_for
 from coordinator.generation.generator import Generator
-from coordinator.grpc_api import InferenceService
+from coordinator.grpc_api import InferenceService, add_inference_service
 from pdserve.client.channels import aio_channel, aio_server, bind
 from pdserve.client.errors import error_from_rpc
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.v1 import common_pb2
 from pdserve.v1 import inference_pb2 as pb
-from pdserve.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from pdserve.v1.inference_pb2_grpc import InferenceStub
 from tests.coordinator.text_fakes import (
     CONTEXT,
     EOS,
@@ -29,6 +29,7 @@ from tests.coordinator.text_fakes import (
 
 Connect = Callable[[Generator], AbstractAsyncContextManager["grpc.aio.Channel"]]
 IDS = pb.TokenIds(ids=[97, 98])
+CHAT = pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content="x")])
 
 
 @pytest.fixture
@@ -36,9 +37,7 @@ def connect() -> Connect:
     @asynccontextmanager
     async def connected(generator: Generator) -> AsyncIterator[grpc.aio.Channel]:
         server = aio_server()
-        add_InferenceServicer_to_server(
-            InferenceService(generator, authenticator_for(generator.settings.api_keys)), server
-        )
+        add_inference_service(InferenceService(generator, authenticator_for(generator.settings.api_keys)), server)
         port = bind(server.add_insecure_port, "127.0.0.1", 0)
         await server.start()
         try:
@@ -102,7 +101,9 @@ def with_options(**options: object) -> pb.GenerateRequest:
         (lambda: pb.GenerateRequest(text="a", deadline_ms=0), "deadline_ms"),
         (lambda: pb.GenerateRequest(text="a", n=0), "n"),
         (lambda: pb.GenerateRequest(text="a", adapter="x"), "adapter"),
-        (lambda: pb.GenerateRequest(text="a", echo=True), "echo"),
+        (lambda: pb.GenerateRequest(chat=CHAT, echo=True), "echo"),
+        (lambda: pb.GenerateRequest(chat=pb.ChatPrompt(messages=CHAT.messages, tools_json="{}")), "tools"),
+        (lambda: pb.GenerateRequest(chat=pb.ChatPrompt(messages=CHAT.messages, tools_json="[")), "tools_json"),
         (lambda: with_options(temperature=float("nan")), "temperature"),
         (lambda: with_options(top_p=0.0), "top_p"),
         (lambda: with_options(max_tokens=0), "max_tokens"),
@@ -110,7 +111,7 @@ def with_options(**options: object) -> pb.GenerateRequest:
         (lambda: with_options(stop_token_ids=[-1]), "stop_token_ids"),
         (lambda: with_options(stop=[""]), "stop"),
         (lambda: with_options(logit_bias={300: 1.0}), "logit_bias"),
-        (lambda: with_options(logprobs=1), "logprobs"),
+        (lambda: with_options(logprobs=21), "logprobs"),
     ],
 )
 async def test_the_same_rules_as_over_http(
@@ -196,6 +197,31 @@ async def test_a_cancelled_error_from_within_reaches_the_client(connect: Connect
     async with connect(build_generator(scheduler_of(b"x", error=asyncio.CancelledError()))) as channel:
         error = await failure(channel, pb.GenerateRequest(text="a"))
     assert error.reason is ErrorReason.INTERNAL
+
+
+async def test_a_bug_is_an_internal_error_without_a_word_of_it(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(build_generator(scheduler_of(b"x", error=ValueError("the prompt was abc")))) as channel:  # type: ignore[arg-type]
+        error = await failure(channel, pb.GenerateRequest(text="abc"))
+    assert (error.reason, error.message) == (ErrorReason.INTERNAL, "internal error")
+    assert "the prompt was abc" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "raw"),
+    [("Generate", b"\xff\xff"), ("Generate", b"\x12\x01\xff"), ("Generate", b"\x12\x7fcut"), ("ListModels", b"\xff")],
+)
+async def test_bytes_that_are_no_message_are_the_clients_fault(connect: Connect, method: str, raw: bytes) -> None:
+    """Not UNKNOWN, which is what gRPC makes of it."""
+    async with connect(build_generator(scheduler := echo_scheduler(b"x"))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in channel.unary_stream(f"/pdserve.v1.Inference/{method}")(raw):
+                pass
+    error = error_from_rpc(caught.value)
+    assert (error.reason, caught.value.code().name) == (ErrorReason.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert f"pdserve.v1.{method}Request" in error.message
+    assert scheduler.streams == []
 
 
 async def test_the_nearest_deadline_counts(connect: Connect) -> None:

@@ -13,9 +13,11 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator.main import CoordinatorProcess, load_model
+from coordinator.generation.served_model import ServedModels
+from coordinator.main import CoordinatorProcess, load_models
 from pdserve.client.channels import aio_channel
 from pdserve.client.wire import model_info_to_proto
+from pdserve.core.errors import PdserveError
 from pdserve.serving.settings import CoordinatorSettings, ModelSettings, Settings
 from tests.support.scheduling_rig import WAIT_S
 from tests.support.scripted_worker import DECODE, MODEL, PREFILL, ScriptedWorker
@@ -28,17 +30,29 @@ class Running:
     ports: dict[str, object]
     task: "asyncio.Task[int]"
     http: httpx.AsyncClient
-    registration: dict[str, object]
+    models: ServedModels
     workers: dict[str, ScriptedWorker] = field(default_factory=dict)
 
-    async def add_workers(self) -> ScriptedWorker:
-        """One of each role; the decode worker is returned."""
-        for name, role in (("p0", PREFILL), ("d0", DECODE)):
-            await ScriptedWorker(name, (role,), self.workers, overrides=self.registration).start(
-                f"127.0.0.1:{self.ports['grpc_port']}"
-            )
-        await self.until_health(200)
-        return self.workers["d0"]
+    async def add_workers(self, model: str = MODEL.name, number: int = 0) -> ScriptedWorker:
+        """One of each role for the model; the decode worker is returned once the model is ready."""
+        info = self.models.get(model).info
+        registration = {"model_name": model, "model": model_info_to_proto(info)}
+        for name, role in ((f"p{number}", PREFILL), (f"d{number}", DECODE)):
+            worker = ScriptedWorker(name, (role,), self.workers, overrides=registration)
+            await worker.start(f"127.0.0.1:{self.ports['grpc_port']}")
+        async with asyncio.timeout(WAIT_S):
+            while not (await self.ready())[model]:
+                pass
+        return self.workers[f"d{number}"]
+
+    async def ready(self) -> dict[str, bool]:
+        """Each served model's own flag."""
+        return {model["id"]: model["ready"] for model in (await self.http.get("/v1/models")).json()["data"]}
+
+    async def until_grpc_health(self, status: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while await health(self) != status:
+                pass
 
     async def until_health(self, status: int) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -47,19 +61,23 @@ class Running:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, **settings: object) -> AsyncIterator[Running]:
+async def running(tmp_path: Path, more: tuple[str, ...] = (), **settings: object) -> AsyncIterator[Running]:
+    """`more`: names of further models."""
     values = {"http_port": 0, "grpc_port": 0, "drain_s": 10.0, **settings}
+    served = [
+        ModelSettings(source=str(write_tiny_llama(tmp_path / name, seed=seed)), served_name=name, dtype="float32")
+        for seed, name in enumerate((MODEL.name, *more))
+    ]
     all_settings = Settings(
-        model=ModelSettings(source=str(write_tiny_llama(tmp_path / "m")), served_name=MODEL.name, dtype="float32"),
-        coordinator=CoordinatorSettings.model_validate(values),
+        model=served[0], more_models=tuple(served[1:]), coordinator=CoordinatorSettings.model_validate(values)
     )
-    model = load_model(all_settings)
-    process = CoordinatorProcess(all_settings, model)
+    models = load_models(all_settings)
+    process = CoordinatorProcess(all_settings, models)
     ready: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(process.serve(ready.set_result))
     ports = await asyncio.wait_for(ready, WAIT_S)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['http_port']}", timeout=WAIT_S) as http:
-        run = Running(process, ports, task, http, {"model": model_info_to_proto(model.info)})
+        run = Running(process, ports, task, http, models)
         try:
             yield run
         finally:
@@ -88,6 +106,43 @@ async def test_serves_a_request_end_to_end_and_reports_health(tmp_path: Path) ->
         assert await health(run) == health_pb2.HealthCheckResponse.SERVING
         metrics = (await run.http.get("/metrics")).text
         assert 'pdserve:requests_total{model="tiny",outcome="length"} 1.0' in metrics
+
+
+async def test_two_models_are_ready_each_by_its_own_workers_and_healthy_together(tmp_path: Path) -> None:
+    async with running(tmp_path, more=("other",)) as run:
+        assert await run.ready() == {"tiny": False, "other": False}
+        await run.add_workers()
+        assert await run.ready() == {"tiny": True, "other": False}
+        unhealthy = await run.http.get("/health")
+        assert (unhealthy.status_code, "other" in unhealthy.text, "tiny" in unhealthy.text) == (503, True, False)
+        assert await health(run) == health_pb2.HealthCheckResponse.NOT_SERVING
+        other = await run.add_workers("other", number=1)
+        assert (await run.http.get("/health")).status_code == 200
+        await run.until_grpc_health(health_pb2.HealthCheckResponse.SERVING)
+
+        body = {"prompt": "hello", "max_tokens": 5}
+        for name in ("tiny", "other"):
+            answer = await run.http.post("/v1/completions", json={"model": name, **body})
+            assert (answer.status_code, answer.json()["model"]) == (200, name)
+        assert [len(run.workers[name].submits) for name in ("p0", "d0", "p1", "d1")] == [1, 1, 1, 1]
+        refused = await run.http.post("/v1/completions", json={"model": "third", **body})
+        assert refused.status_code == 404
+        assert "served: other, tiny" in refused.json()["error"]["message"]
+
+        await other.leave()
+        await run.until_health(503)
+        await run.until_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert await run.ready() == {"tiny": True, "other": False}
+        assert (await run.http.post("/v1/completions", json={"model": "tiny", **body})).status_code == 200
+        assert (await run.http.post("/v1/completions", json={"model": "other", **body})).status_code == 503
+
+
+def test_a_model_that_cannot_be_loaded_is_named_whichever_it_is(tmp_path: Path) -> None:
+    good = ModelSettings(source=str(write_tiny_llama(tmp_path / "good")))
+    broken = write_tiny_llama(tmp_path / "broken")
+    (broken / "config.json").write_text("{}")
+    with pytest.raises(PdserveError, match="broken"):
+        load_models(Settings(model=good, more_models=(ModelSettings(source=str(broken)),)))
 
 
 async def test_sigterm_drains_the_running_refuses_the_new_and_ends(tmp_path: Path) -> None:

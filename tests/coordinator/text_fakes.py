@@ -16,13 +16,14 @@ from coordinator.text.chat_template import ChatTemplate
 from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import ModelInfo
-from pdserve.core.sampling import FinishReason, finish_reason_after
+from pdserve.core.sampling import FinishReason, TokenLogprobs, finish_reason_after
 from pdserve.core.token_bytes import _BYTE_OF_CHAR
 from pdserve.core.tokenizer import TextTokenizer
 from pdserve.serving.settings import CoordinatorSettings
 
 EOS = 256
 CONTEXT = 64
+NUM_CACHED = 2
 CHATML = (
     "{% for message in messages %}{% if message['role'] == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be first') }}{% endif %}"
@@ -32,15 +33,15 @@ CHATML = (
 _CHAR_OF_BYTE = {byte: char for char, byte in _BYTE_OF_CHAR.items()}
 
 
-def byte_tokenizer(extra: Sequence[bytes] = ()) -> TextTokenizer:
-    """Ids 0..255 are the bytes, 256 a special EOS, 257… the `extra` tokens (which encoding never uses)."""
+def byte_tokenizer(extra: Sequence[bytes] = (), special: Sequence[str] = ()) -> TextTokenizer:
+    """Ids 0..255 are the bytes, 256 a special EOS, 257… `extra` ones (which encoding never uses), then `special`."""
     vocab = {_CHAR_OF_BYTE[byte]: byte for byte in range(256)} | {"<eos>": EOS}
     for token in extra:
         vocab["".join(_CHAR_OF_BYTE[byte] for byte in token)] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ("<eos>", *special)])
     return TextTokenizer(tokenizer)
 
 
@@ -73,11 +74,12 @@ class ScriptedStream:
                 reason = finish_reason_after(token_id, index + len(taken), self.request.sampling, frozenset({EOS}))
                 if reason:
                     break
-            yield TokenDelta(index, tuple(taken))
+            of_prompt = self._prompt_logprobs() if index == 0 else ()
+            yield TokenDelta(index, tuple(taken), self._logprobs(taken), of_prompt, NUM_CACHED if index == 0 else 0)
             index += len(taken)
             self.num_emitted = index
             if reason:
-                yield SequenceEnd(reason, SequenceTimings(ttft_s=0.5, prefill_worker="p"), num_cached_tokens=2)
+                yield SequenceEnd(reason, SequenceTimings(ttft_s=0.5, prefill_worker="p"), num_cached_tokens=NUM_CACHED)
                 return
         if self._script.error is not None:
             raise self._script.error
@@ -85,6 +87,14 @@ class ScriptedStream:
             await self._cancelled.wait()
             return
         yield SequenceEnd(self._script.end, SequenceTimings())
+
+    def _logprobs(self, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        num_top = self.request.sampling.num_logprobs
+        return () if num_top is None else tuple(self._script.logprobs_of(i, num_top) for i in token_ids)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        num_top, token_ids = self.request.sampling.num_prompt_logprobs, self.request.token_ids[1:]
+        return () if num_top is None else tuple(self._script.logprobs_of(i, num_top) for i in token_ids)
 
     def cancel(self) -> None:
         self.num_cancels += 1
@@ -94,14 +104,24 @@ class ScriptedStream:
         return SequenceTimings(ttft_s=0.25)
 
 
+def scripted_logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    """The token and those with the next ids, one less likely than the other."""
+    top = tuple((token_id + i, -1.0 - i) for i in range(num_top))
+    return TokenLogprobs(-1.0, top)
+
+
 @dataclass
 class Script:
-    """`steps`: the ids of each event. Afterwards `error` is raised, or with `hang` nothing comes until cancelled."""
+    """`steps`: the ids of each event. Afterwards `error` is raised, or with `hang` nothing comes until cancelled.
+
+    `logprobs_of` gives those of a token, where the request asks for them.
+    """
 
     steps: Sequence[Sequence[int]]
     error: PdserveError | None = None
     hang: bool = False
     end: FinishReason = FinishReason.LENGTH
+    logprobs_of: Callable[[int, int], TokenLogprobs] = scripted_logprobs
 
 
 @dataclass

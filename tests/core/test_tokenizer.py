@@ -1,5 +1,4 @@
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,7 +18,7 @@ class StubFiles:
     """The part of ModelFiles that tokenizers are read from."""
 
     source: Path
-    gguf_metadata: Mapping[str, object] | None = None
+    gguf_metadata: None = None
 
 
 def load(files: StubFiles) -> TextTokenizer:
@@ -57,6 +56,20 @@ def test_bytes_of_tokens(tmp_path: Path) -> None:
     ids = {0: b"", 1: b"", 4: b" ", 5: b"\xc3", 6: b"\xa9", 7: b"ab", 8: b"tool x", 9: b"", -1: b""}
     assert {i: tokenizer.token_bytes(i) for i in ids} == ids
     assert tokenizer.decode([1, 7, 4, 5, 6, 8, 0]) == "ab étool x"
+
+
+def test_tokens_alone_and_special_tokens_by_name(tmp_path: Path) -> None:
+    tokenizer = load(write_directory(tmp_path))
+    shown = {0: "<eos>", 1: "<s>", 4: " ", 5: "\ufffd", 7: "ab", 8: "tool x", 9: "", -1: ""}
+    assert {i: tokenizer.token_text(i) for i in shown} == shown
+    assert [tokenizer.special_token_text(i) for i in (0, 7, 8, 99)] == ["<eos>", "", "", ""]
+    assert [tokenizer.special_token_id(text) for text in ("<eos>", "<s>", "ab", "tool x", "")] == [
+        0,
+        1,
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,60 +111,6 @@ def test_words_written_with_a_space_mark_and_byte_tokens() -> None:
     assert [table.token_bytes(i) for i in range(4)] == [b"<unk>", b" the", b"\xe6", b"<0xzz>"]
 
 
-def gguf(pre: str, **changes: object) -> StubFiles:
-    tokens = ["<s>", "<eos>", "a", "b", "1", "2", "Ġ", "12", "ab", "<user>"]
-    metadata: dict[str, object] = {
-        "model": "gpt2",
-        "pre": pre,
-        "tokens": tokens,
-        "token_type": [3, 3, 1, 1, 1, 1, 1, 1, 1, 4],
-        "merges": ["1 2", "a b"],
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        **changes,
-    }
-    return StubFiles(Path("x.gguf"), {f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
-
-
-@pytest.mark.parametrize(
-    ("pre", "ids"),
-    [
-        ("smollm", [4, 5, 6, 8, 1, 9]),
-        ("gpt-2", [7, 6, 8, 1, 9]),
-        ("default", [7, 6, 8, 1, 9]),
-        ("llama-bpe", [0, 7, 6, 8, 1, 9]),
-    ],
-)
-def test_gguf_pre_tokenizers(pre: str, ids: list[int]) -> None:
-    tokenizer = load(gguf(pre))
-    assert tokenizer.encode("12 ab<eos><user>") == ids
-    assert tokenizer.decode(ids) == "12 ab<user>"
-    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<eos>"}
-
-
-def test_gguf_bos_as_the_file_says() -> None:
-    assert load(gguf("smollm", add_bos_token=True)).encode("ab") == [0, 8]
-    assert load(gguf("llama-bpe", add_bos_token=False)).encode("ab") == [8]
-
-
-@pytest.mark.parametrize(
-    ("files", "reason", "named"),
-    [
-        (gguf("tekken"), ErrorReason.UNSUPPORTED, "tekken"),
-        (gguf("smollm", model="llama"), ErrorReason.UNSUPPORTED, "llama"),
-        (gguf("smollm", tokens=None), ErrorReason.INVALID_ARGUMENT, "tokens"),
-        (gguf("smollm", merges=["a"]), ErrorReason.INVALID_ARGUMENT, "merges"),
-        (gguf("smollm", merges=["a x"]), ErrorReason.INVALID_ARGUMENT, "merges"),
-        (gguf("smollm", token_type=[1]), ErrorReason.INVALID_ARGUMENT, "token_type"),
-        (gguf("smollm", add_bos_token=True, bos_token_id=99), ErrorReason.INVALID_ARGUMENT, "bos_token_id"),
-    ],
-)
-def test_gguf_metadata_at_fault_is_refused_by_name(files: StubFiles, reason: ErrorReason, named: str) -> None:
-    with pytest.raises(PdserveError, match=named) as caught:
-        load(files)
-    assert caught.value.reason is reason
-
-
 @pytest.fixture(scope="module")
 def real(smollm2: Path) -> TextTokenizer:
     return load_tokenizer(open_model_files(smollm2))
@@ -181,3 +140,9 @@ def test_no_text_has_fewer_tokens_than_its_lower_bound(tiny_model: Path, text: s
     text = text.encode("utf-8", "replace").decode()
     text *= 8
     assert tokenizer.least_num_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_no_lower_bound_where_a_token_swallows_the_spaces_around_it() -> None:
+    tokenizer = directory_tokenizer()
+    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True)])
+    assert TextTokenizer(tokenizer).least_num_tokens(" " * 1000 + "<mask>") == 0

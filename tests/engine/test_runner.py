@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pdserve.core.errors import ErrorReason, PdserveError
-from pdserve.engine.sequence import Chunk
+from pdserve.engine.sequence import Chunk, ChunkResult, Sampled
 from tests.support.engine_harness import Engine, build_engine
 from tests.support.oracle import build_oracle, oracle_greedy, oracle_logits
 from tests.support.tiny_models import TinyLlama, write_tiny_gguf, write_tiny_llama
@@ -73,10 +73,9 @@ def test_mixed_batch_equals_transformers(checkpoint, oracle):
 def test_a_chunk_that_does_not_sample_gives_none(tiny):
     engine: Engine = tiny()
     sequence, other = engine.sequence(prompt(40)), engine.sequence(prompt(9))
-    sampled = engine.runner.run([Chunk(sequence, 20, sample=False), Chunk(other, 9, sample=True)])
-    assert sampled[0] is None
-    assert sampled[1] is not None
-    assert 0 <= sampled[1].token_id < 300
+    going_on, whole = engine.runner.run([Chunk(sequence, 20, sample=False), Chunk(other, 9, sample=True)])
+    assert going_on == ChunkResult()
+    assert 0 <= whole.sampled.token_id < 300
     assert engine.runner.run([]) == []
 
 
@@ -134,9 +133,8 @@ def test_a_poisoned_page_of_its_own_is_noticed(tiny):
     sequence = engine.sequence(prompt(20))
     engine.prefill(sequence)
     engine.paged_kv.pool[sequence.block_ids[0]] = float("nan")
-    (sampled,) = engine.runner.run([Chunk(sequence, 1, sample=True)])
-    assert sampled is not None
-    assert sampled.token_id is None
+    (result,) = engine.runner.run([Chunk(sequence, 1, sample=True)])
+    assert result == ChunkResult(Sampled(None))
 
 
 def test_warm_up_leaves_results_alone(tiny):

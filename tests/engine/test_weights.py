@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import open_model_files
-from pdserve.engine.model.llama import LlamaModel
+from pdserve.engine.model.decoder import DecoderModel
 from pdserve.engine.weights import load_weights
 from pdserve_kernels.torch_reference import TorchKernels
 from tests.support.engine_harness import build_engine
 from tests.support.oracle import build_oracle, oracle_logits
-from tests.support.tiny_models import TinyLlama, write_tiny_gguf, write_tiny_llama
+from tests.support.tiny_models import FAMILIES, TinyLlama, family_tensors, write_tiny, write_tiny_gguf, write_tiny_llama
 
 INDEX = "model.safetensors.index.json"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -50,8 +50,8 @@ def set_config(directory: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def empty_model(source: Path, dtype: torch.dtype = torch.float32) -> LlamaModel:
-    return LlamaModel(open_model_files(source).config, dtype, torch.device("cpu"), TorchKernels())
+def empty_model(source: Path, dtype: torch.dtype = torch.float32) -> DecoderModel:
+    return DecoderModel(open_model_files(source).config, dtype, torch.device("cpu"), TorchKernels())
 
 
 def refusal(source: Path) -> PdserveError:
@@ -71,17 +71,30 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fields", [{}, {"tie": False, "bias": True}])
-def test_every_parameter_is_what_the_file_says(tmp_path, dtype, fields):
-    source = shard(write_tiny_llama(tmp_path / "tiny", **fields))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_is_what_the_file_says(tmp_path, family, dtype):
+    """Gemma's norms one more; norms always in fp32."""
+    source = write_tiny(tmp_path / "tiny", family, num_shards=2)
     model = empty_model(source, dtype)
     for tensor in model.destinations().values():
         tensor.fill_(float("nan"))
     load_weights(open_model_files(source), model)
-    expected = TinyLlama(**fields).tensors()
+    expected = family_tensors(FAMILIES[family])
     assert model.destinations().keys() == expected.keys()
     for name, tensor in model.destinations().items():
-        assert torch.equal(tensor, expected[name].to(dtype)), name
+        is_norm = name.endswith("norm.weight")
+        stored = expected[name] + 1.0 if is_norm and family == "gemma3" else expected[name]
+        assert tensor.dtype is (torch.float32 if is_norm else dtype)
+        assert torch.equal(tensor, stored.to(tensor.dtype)), name
+
+
+def test_one_is_added_in_fp32_to_norms_stored_in_bf16(tmp_path):
+    source = write_tiny(tmp_path / "tiny", "gemma3")
+    stored = {name: tensor.bfloat16() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(stored, source / "model.safetensors")
+    model = empty_model(source, torch.bfloat16)
+    load_weights(open_model_files(source), model)
+    assert torch.equal(model.destinations()[NORM], stored[NORM].float() + 1.0)
 
 
 def test_a_parameter_written_twice_is_refused(directory, monkeypatch):
@@ -170,10 +183,12 @@ def test_unknown_dtypes_are_refused_by_name(directory, tmp_path):
     assert (error.reason, "TQ2_0" in error.message) == (ErrorReason.UNSUPPORTED, True)
 
 
-def test_tied_without_head_shares_storage_and_equals_the_reference(directory):
-    model = empty_model(directory)
-    assert HEAD not in model.destinations()
-    np.testing.assert_allclose(last_logits(directory), oracle_logits(build_oracle(directory), IDS)[-1], atol=1e-4)
+@pytest.mark.parametrize("family", ["llama-biased", "qwen2", "gemma3"])
+def test_tied_without_head_shares_storage_and_equals_the_reference(tmp_path, family):
+    """Gemma's configs need not say that they tie."""
+    source = write_tiny(tmp_path / "tiny", family)
+    assert HEAD not in empty_model(source).destinations()
+    np.testing.assert_allclose(last_logits(source), oracle_logits(build_oracle(source), IDS)[-1], atol=1e-4)
 
 
 def test_tied_with_a_stored_head_uses_the_embeddings_and_says_if_they_differ(directory, caplog):
@@ -186,9 +201,11 @@ def test_tied_with_a_stored_head_uses_the_embeddings_and_says_if_they_differ(dir
     assert "differs" in caplog.text
 
 
-def test_untied_without_head_is_refused(directory):
-    set_config(directory, tie_word_embeddings=False)
-    assert HEAD in refusal(directory).message
+@pytest.mark.parametrize("family", ["llama-biased", "qwen2", "gemma3"])
+def test_untied_without_head_is_refused(tmp_path, family):
+    source = write_tiny(tmp_path / "tiny", family)
+    set_config(source, tie_word_embeddings=False)
+    assert HEAD in refusal(source).message
 
 
 def test_forward_needs_weights(directory):

@@ -1,5 +1,7 @@
 """The reference kernels against straightforward dense arithmetic."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,13 +15,14 @@ KERNELS = TorchKernels()
 BLOCK, HEADS, KV_HEADS, DIM, LAYERS = 4, 6, 2, 8, 2
 
 
-def dense_attention(query, key, value):
+def dense_attention(query, key, value, window):
     """One sequence: query [n, H, D] at the end of key, value [T, K, D]; fp64."""
     shared = HEADS // KV_HEADS
     key, value = (x.double().repeat_interleave(shared, dim=1) for x in (key, value))
     scores = torch.einsum("nhd,thd->hnt", query.double(), key) * DIM**-0.5
     rows, columns = torch.arange(len(query)) + len(key) - len(query), torch.arange(len(key))
-    scores.masked_fill_(columns > rows.unsqueeze(1), float("-inf"))
+    age = rows.unsqueeze(1) - columns
+    scores.masked_fill_((age < 0) | (age >= (window or len(key))), float("-inf"))
     return torch.einsum("hnt,thd->nhd", scores.softmax(-1), value).flatten(1)
 
 
@@ -41,17 +44,17 @@ class Paged:
             for position in range(kv.shape[1] - length):
                 self.pool[table[position // BLOCK], 1, :, :, position % BLOCK] = kv[:, position]
 
-    def attend(self):
+    def attend(self, window=None):
         step = KERNELS.begin(self.batch, self.pool)
         new = [torch.cat([kv[which, -n:] for kv, n in zip(self.kv, self.lengths, strict=True)]) for which in (0, 1)]
         padding = torch.full((self.batch.num_rows - len(new[0]), KV_HEADS, DIM), 7.0, dtype=new[0].dtype)
         step.write_kv(1, *(torch.cat((rows, padding)) for rows in new))
-        return step.attend(1, self.query, self.query.shape[-1] ** -0.5, None)
+        return step.attend(1, self.query, self.query.shape[-1] ** -0.5, window)
 
-    def expected(self):
+    def expected(self, window=None):
         rows, at = [], 0
         for kv, length in zip(self.kv, self.lengths, strict=True):
-            rows.append(dense_attention(self.query[at : at + length], kv[0], kv[1]))
+            rows.append(dense_attention(self.query[at : at + length], kv[0], kv[1], window))
             at += length
         return torch.cat(rows)
 
@@ -60,22 +63,56 @@ class Paged:
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=5),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    window=st.one_of(st.none(), st.integers(1, 45)),
     seed=st.integers(0, 1000),
 )
-def test_paged_attention_equals_dense(sizes, dtype, seed):
+def test_paged_attention_equals_dense(sizes, dtype, window, seed):
     paged = Paged([c for c, _ in sizes], [n for _, n in sizes], dtype, seed)
-    out, expected = paged.attend(), paged.expected()
+    out, expected = paged.attend(window), paged.expected(window)
     torch.testing.assert_close(out[: len(expected)].double(), expected, atol=1e-5, rtol=1e-5)
     assert out[len(expected) :].count_nonzero() == 0
 
 
+WINDOWS = [None, 1, 3, BLOCK, 100, 256, 257, 512, 600, 699, 700, 10_000]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("queries", [(1, 1, 1), (700, 1, 300), (1, 260, 1)])
-def test_paged_attention_over_several_tiles(queries, monkeypatch):
-    monkeypatch.setattr("pdserve_kernels.torch_attention.SCORE_BYTES", HEADS * 256 * 4 * 100)
-    monkeypatch.setattr("pdserve_kernels.torch_attention.GATHER_BYTES", KV_HEADS * 256 * DIM * 4 * 2)
+def test_paged_attention_over_several_tiles(queries, window, monkeypatch):
+    monkeypatch.setattr("pdserve_kernels.tile_plan.SCORE_BYTES", HEADS * 256 * 4 * 100)
+    monkeypatch.setattr("pdserve_kernels.tile_plan.GATHER_BYTES", KV_HEADS * 256 * DIM * 4 * 2)
     paged = Paged([700, 513, 512], queries, torch.float32, 0)
-    expected = paged.expected()
-    torch.testing.assert_close(paged.attend()[: len(expected)].double(), expected, atol=1e-5, rtol=1e-5)
+    expected = paged.expected(window)
+    torch.testing.assert_close(paged.attend(window)[: len(expected)].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_bits_of_a_row_do_not_depend_on_the_rows_it_is_grouped_with(window):
+    """All rows of a sequence at once, and each one alone or beside a row of another sequence."""
+    paged = Paged([700, 300], [700, 300], torch.bfloat16, 0)
+    whole = paged.attend(window)
+    tables = paged.batch.block_tables
+    for position in (0, 1, 99, 255, 256, 257, 299, 511, 512, 513, 699):
+        beside = min(position, 299)
+        batch = RaggedBatch((1, 1), (beside + 1, position + 1), tables[::-1], 4)
+        rows = torch.tensor([700 + beside, position, 0, 0])
+        out = KERNELS.begin(batch, paged.pool).attend(1, paged.query[rows], DIM**-0.5, window)
+        assert torch.equal(out[:2], whole[rows[:2]])
+
+
+@pytest.mark.parametrize("window", [1, 100, 256, 300])
+def test_tiles_that_no_row_sees_are_not_read(window):
+    paged = Paged([1000, 600], [1, 1], torch.float32, 0)
+    out = paged.attend(window)
+    tables = [_without_head(t, n - window) for t, n in zip(paged.batch.block_tables, (1000, 600), strict=True)]
+    batch = RaggedBatch((1, 1), (1000, 600), tuple(tables), 4)
+    assert torch.equal(KERNELS.begin(batch, paged.pool).attend(1, paged.query, DIM**-0.5, window), out)
+
+
+def _without_head(table, first_seen):
+    """The block table with a block that is not there wherever a whole tile of 256 lies before `first_seen`."""
+    num_gone = first_seen // 256 * 256 // BLOCK
+    return (10**9,) * num_gone + table[num_gone:]
 
 
 def test_writing_touches_its_own_slots_only():
@@ -100,24 +137,36 @@ def test_rope_turns_pairs_of_halves():
     torch.testing.assert_close(turned, torch.cat((as_complex.real, as_complex.imag), -1))
 
 
+GATES = pytest.mark.parametrize(
+    ("gated", "activation"),
+    [(KERNELS.silu_mul, F.silu), (KERNELS.gelu_tanh_mul, partial(F.gelu, approximate="tanh"))],
+    ids=["silu", "gelu_tanh"],
+)
+
+
+@GATES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_silu_mul(dtype):
-    gate_up = (torch.randn(5, 14) * 20).to(dtype)
+def test_gated_activations(gated, activation, dtype):
+    gate_up = (torch.randn(50, 14) * 8).to(dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
-    out = KERNELS.silu_mul(gate_up)
+    out = gated(gate_up)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), F.silu(gate) * up, atol=1e-5, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
+    torch.testing.assert_close(
+        out.double(), activation(gate) * up, atol=1e-5, rtol=8e-3 if dtype.itemsize == 2 else 1e-5
+    )
 
 
-def test_silu_of_a_value_does_not_depend_on_its_place():
-    row = torch.randn(2, 30)
-    alone = torch.cat([KERNELS.silu_mul(row[:, [i, i + 15]]) for i in range(15)], dim=1)
-    assert torch.equal(KERNELS.silu_mul(row), alone)
+@GATES
+def test_an_activation_does_not_depend_on_its_place(gated, activation):
+    row = torch.randn(2, 2 * 37) * 4
+    alone = torch.cat([gated(row[:, [i, i + 37]]) for i in range(37)], dim=1)
+    assert torch.equal(gated(row), alone)
 
 
-def test_extreme_gates_stay_finite():
+@GATES
+def test_extreme_gates_stay_finite(gated, activation):
     gate_up = torch.tensor([[-1e30, -200.0, 200.0, 1e30, 1.0, 1.0, 1.0, 1.0]])
-    assert KERNELS.silu_mul(gate_up).tolist() == [[0.0, 0.0, 200.0, pytest.approx(1e30)]]
+    assert gated(gate_up).tolist() == [[0.0, 0.0, 200.0, pytest.approx(1e30)]]
 
 
 def test_logits_of_bf16_weights_are_exact_to_fp32():

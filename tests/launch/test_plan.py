@@ -68,6 +68,55 @@ def test_memory_is_divided_and_capped() -> None:
     assert _plans({"worker.memory_budget_bytes": 7})[0].settings.worker.memory_budget_bytes == 7
 
 
+TWO_MODELS: dict[str, object] = {
+    "model.source": "/m/ash",
+    "more_models": '[{"source": "org/birch", "dtype": "float32"}]',
+}
+
+
+def test_every_model_gets_workers_of_its_own() -> None:
+    machine = Machine(tuple(range(8)), 10 * 1024**3)
+    plans = _plans({**TWO_MODELS, "launch.decode": 2}, machine)
+    assert [plan.name for plan in plans] == [
+        "ash.prefill-0",
+        "ash.decode-0",
+        "ash.decode-1",
+        "org/birch.prefill-0",
+        "org/birch.decode-0",
+        "org/birch.decode-1",
+    ]
+    assert [plan.role for plan in plans] == ["prefill", "decode", "decode"] * 2
+    for plan in plans:
+        assert plan.settings.worker.worker_id == plan.name
+        assert [model.name for model in plan.settings.models] == [plan.name.rpartition(".")[0]]
+    assert {plan.settings.model.dtype for plan in plans[3:]} == {"float32"}
+    cores = [core for plan in plans for core in plan.settings.worker.cores]
+    assert sorted(cores) == list(machine.cores)
+    budgets = {plan.settings.worker.memory_budget_bytes for plan in plans}
+    assert budgets == {int(0.8 * machine.available_bytes) // 6}
+
+
+def test_the_coordinator_serves_them_all() -> None:
+    settings = load_settings(TWO_MODELS, None, {})
+    assert plan_coordinator(settings).settings.models == settings.models
+
+
+def test_workers_on_a_gpu_take_no_share_of_cores_and_memory() -> None:
+    more = '[{"source": "birch", "device": "cuda:1"}]'
+    plans = _plans({"model.source": "ash", "more_models": more, "launch.mode": "colocated"})
+    on_cpu, on_gpu = plans
+    assert (on_cpu.settings.worker.cores, on_cpu.settings.worker.threads) == ((0, 1), 2)
+    assert on_cpu.settings.worker.memory_budget_bytes == MAX_BUDGET_BYTES
+    assert (on_gpu.settings.worker.cores, on_gpu.settings.worker.memory_budget_bytes, on_gpu.environment) == ((), 0, {})
+
+
+def test_one_colocated_worker_of_each_of_two_models_is_two_workers() -> None:
+    with pytest.raises(PdserveError, match=r"worker\.worker_id"):
+        check_plan(
+            load_settings({**TWO_MODELS, "launch.mode": "colocated", "worker.worker_id": "w"}, None, {}), TWO_CORES
+        )
+
+
 def test_the_own_coordinator_comes_first() -> None:
     (plan, _) = _plans({"worker.coordinators": "other:1"})
     assert plan.settings.worker.coordinators == ("127.0.0.1:50051", "other:1")

@@ -19,7 +19,7 @@ from pdserve.engine.events import (
     StageSnapshot,
     TokenSampled,
 )
-from pdserve.engine.sequence import Sampled, Sequence
+from pdserve.engine.sequence import ChunkResult, Sampled, Sequence
 from pdserve.engine.step_loop import StageResources
 from prefill_service.scheduler import PrefillScheduler
 from prefill_service.stage import PrefillJob, PrefillStage
@@ -170,8 +170,8 @@ def test_a_row_of_nan_ends_only_its_own_sequence() -> None:
     for sequence in (bad, good):
         bench.submit(sequence)
     chunks = bench.stage.plan(1.0)
-    sampled = [Sampled(None) if c.sequence is bad else Sampled(7) for c in chunks]
-    bench.stage.apply(chunks, sampled, 2.0)
+    results = [ChunkResult(Sampled(None if c.sequence is bad else 7)) for c in chunks]
+    bench.stage.apply(chunks, results, 2.0)
     failed, token = bench.stage.take_events()
     assert isinstance(failed, SequenceFailed)
     assert failed.error.reason is ErrorReason.NUMERICAL_ERROR
@@ -222,3 +222,31 @@ def test_the_rate_counts_each_step_once_however_many_prompts_shared_it() -> None
         chunks = bench.stage.plan(planned_s)
         bench.stage.apply(chunks, bench.runner.run(chunks), planned_s + 2.0)
     assert (bench.stage.totals.num_tokens, bench.stage.totals.compute_s) == (24, 6.0)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 8, 24])
+def test_the_prompts_logprobs_come_once_with_the_first_token(budget: int) -> None:
+    bench = Bench(budget=budget)
+    sequence = make_sequence(1, 20, num_prompt_logprobs=1)
+    bench.submit(sequence)
+    events: list[Event] = []
+    while not events:
+        events = bench.step()
+    (token,) = events
+    assert isinstance(token, TokenSampled)
+    assert [entry.logprob for entry in token.prompt_logprobs] == [-float(p) for p in range(1, 20)]
+
+
+def test_a_bad_row_in_a_chunk_that_samples_nothing_ends_the_prompt() -> None:
+    bench = Bench(budget=8)
+    sequence = make_sequence(1, 20, num_prompt_logprobs=1)
+    bench.submit(sequence)
+    chunks = bench.stage.plan(1.0)
+    bench.stage.apply(chunks, [ChunkResult(Sampled(None))], 2.0)
+    (failed,) = bench.stage.take_events()
+    assert isinstance(failed, SequenceFailed)
+    assert failed.error.reason is ErrorReason.NUMERICAL_ERROR
+    assert bench.stage.totals.num_nan_rows == 1
+    assert not bench.stage.has_work
+    bench.end(sequence, PdserveError(ErrorReason.CANCELLED, ""))
+    bench.assert_empty()

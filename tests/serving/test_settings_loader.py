@@ -7,7 +7,7 @@ import pytest
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.serving.settings import Settings
-from pdserve.serving.settings_loader import contradictions, is_address, load_settings
+from pdserve.serving.settings_loader import load_settings
 
 
 def _config(folder: Path, text: str) -> Path:
@@ -103,6 +103,39 @@ def test_api_keys_never_show_in_a_refusal(tmp_path: Path) -> None:
     assert "secret" not in message
 
 
+MORE = '[{"source": "a/one.gguf"}, {"source": "two", "dtype": "float32"}]'
+
+
+def test_further_models_come_from_every_source(tmp_path: Path) -> None:
+    tables = '[model]\nsource = "zero"\n[[more_models]]\nsource = "one"\nserved_name = "uno"\n'
+    config = _config(tmp_path, tables + '[[more_models]]\nsource = "two"\ndtype = "float32"\n')
+    settings = load_settings({}, config, {})
+    assert [model.name for model in settings.models] == ["zero", "uno", "two"]
+    assert [model.dtype for model in settings.models] == ["bfloat16", "bfloat16", "float32"]
+    assert [model.name for model in load_settings({}, config, {"PDSERVE_MORE_MODELS": MORE}).models] == [
+        "zero",
+        "one.gguf",
+        "two",
+    ]
+    assert load_settings({"more_models": ()}, config, {"PDSERVE_MORE_MODELS": MORE}).models == (settings.model,)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[{"source": "a"}, {"source": "b", "dtype": "float16"}]', "1.dtype: should be 'bfloat16' or 'float32'"),
+        ('[{"sorce": "a"}]', "0.sorce: Extra inputs are not permitted"),
+        ("a,b", "0: should be a valid dictionary"),
+        ("[{", "not valid JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_further_model_is_named(text: str, problem: str) -> None:
+    message = _refusal({}, None, {"PDSERVE_MORE_MODELS": text})
+    assert message.startswith("more_models ")
+    assert "PDSERVE_MORE_MODELS" in message
+    assert problem in message
+
+
 def test_unreadable_or_broken_files_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     assert _refusal({}, missing) == f"config file {missing}: No such file or directory"
@@ -112,53 +145,6 @@ def test_unreadable_or_broken_files_are_named(tmp_path: Path) -> None:
         tomllib.loads(broken.read_text())
 
 
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        ({"coordinator.heartbeat_s": 10, "worker.lease_s": 5}, ("coordinator.heartbeat_s", "worker.lease_s")),
-        ({"coordinator.report_interval_s": 20}, ("coordinator.report_interval_s", "coordinator.stalled_after_s")),
-        ({"coordinator.max_deadline_s": 5}, ("coordinator.default_deadline_s", "coordinator.max_deadline_s")),
-        ({"coordinator.http_port": 50051}, ("coordinator.http_port", "coordinator.grpc_port")),
-        ({"worker.kv_port": 9, "worker.control_port": 9}, ("worker.control_port", "worker.kv_port")),
-        ({"transfer.transports": ""}, ("transfer.transports",)),
-        ({"worker.cores": "1,1"}, ("worker.cores",)),
-        ({"worker.cores": "-1"}, ("worker.cores",)),
-        ({"worker.coordinators": "localhost"}, ("worker.coordinators",)),
-    ],
-)
-def test_contradictions_name_every_setting_involved(flags: dict[str, object], names: tuple[str, ...]) -> None:
-    message = _refusal(flags)
-    assert all(name in message for name in names)
-
-
-def test_both_ports_zero_is_fine() -> None:
-    settings = load_settings({"coordinator.http_port": 0, "coordinator.grpc_port": 0}, None, {})
-    assert contradictions(settings) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "good"),
-    [
-        ("h:1", True),
-        ("[::1]:65535", True),
-        ("::1:5", False),
-        ("h", False),
-        (":5", False),
-        ("h:0", False),
-        ("h:x", False),
-    ],
-)
-def test_addresses(text: str, good: bool) -> None:
-    assert is_address(text) is good
-
-
 def test_settings_survive_json_unchanged() -> None:
     settings = load_settings({"worker.cores": "0,1", "coordinator.api_keys": '{"k": "t"}'}, None, {})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
-
-
-def test_a_wildcard_address_needs_one_that_others_can_dial() -> None:
-    with pytest.raises(PdserveError, match=r"worker\.host is 0\.0\.0\.0"):
-        load_settings({"worker.host": "0.0.0.0"}, None, {})
-    settings = load_settings({"worker.host": "0.0.0.0", "worker.advertise_host": "10.0.0.2"}, None, {})
-    assert settings.worker.advertise_host == "10.0.0.2"

@@ -1,7 +1,7 @@
 """Drives a runner the way a scheduler would, one sequence or several, for tests."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,10 @@ from pdserve.core.model_files import ModelConfig, open_model_files
 from pdserve.core.model_info import KvLayout
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.model.registry import model_factory
+from pdserve.engine.model.decoder import DecoderModel
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
 from pdserve.engine.runner import ModelRunner
-from pdserve.engine.sequence import Chunk, Sequence
+from pdserve.engine.sequence import Chunk, ChunkResult, Sequence
 from pdserve.engine.weights import load_weights
 from pdserve_kernels.torch_reference import TorchKernels
 
@@ -27,8 +27,8 @@ class RecordingRunner(ModelRunner):
 
     logits: np.ndarray
 
-    def _forward(self, chunks: Seq[Chunk]) -> np.ndarray:
-        self.logits = super()._forward(chunks)
+    def _sampled_logits(self, chunks: Seq[Chunk], hidden: torch.Tensor) -> np.ndarray:
+        self.logits = super()._sampled_logits(chunks, hidden)
         return self.logits
 
 
@@ -38,6 +38,7 @@ class Engine:
     paged_kv: PagedKv
     config: ModelConfig
     next_block: int = 1
+    results: list[ChunkResult] = field(default_factory=list)
 
     def sequence(self, token_ids: Seq[int], sampling: SamplingParams = GREEDY, room: int = 64) -> Sequence:
         """A new sequence with blocks for `room` more tokens; blocks are handed out in falling order, with gaps."""
@@ -51,11 +52,11 @@ class Engine:
     def step(self, *parts: tuple[Sequence, int]) -> np.ndarray:
         """Run (sequence, number of tokens) chunks in one forward; logits of those that reach their end."""
         chunks = [Chunk(s, n, sample=s.num_computed_tokens + n == s.num_tokens) for s, n in parts]
-        sampled = self.runner.run(chunks)
-        for chunk, token in zip(chunks, sampled, strict=True):
+        self.results = self.runner.run(chunks)
+        for chunk, result in zip(chunks, self.results, strict=True):
             chunk.sequence.num_computed_tokens += chunk.num_tokens
-            if token is not None and token.token_id is not None:
-                chunk.sequence.token_ids.append(token.token_id)
+            if result.sampled is not None and result.sampled.token_id is not None:
+                chunk.sequence.token_ids.append(result.sampled.token_id)
         return self.runner.logits
 
     def prefill(self, sequence: Sequence, chunk_size: int | None = None) -> np.ndarray:
@@ -83,7 +84,7 @@ class Engine:
 def build_engine(source: Path, dtype: str = "float32", num_blocks: int = 512, block_size: int = 16) -> Engine:
     files = open_model_files(source)
     config, kernels = files.config, TorchKernels()
-    model = model_factory(config.architecture)(config, TORCH_DTYPES[dtype], torch.device("cpu"), kernels)
+    model = DecoderModel(config, TORCH_DTYPES[dtype], torch.device("cpu"), kernels)
     load_weights(files, model)
     layout = KvLayout(dtype, block_size, config.num_layers, config.num_kv_heads, config.head_dim)
     paged_kv = PagedKv(layout, num_blocks, torch.device("cpu"))

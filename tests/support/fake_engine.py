@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 
 from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import KvLayout
-from pdserve.core.sampling import SamplingParams
-from pdserve.engine.sequence import Chunk, Sampled, Sequence
+from pdserve.core.sampling import SamplingParams, TokenLogprobs
+from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
 
 VOCAB_SIZE = 97
 
@@ -22,6 +22,15 @@ def expected_output(prompt: Seq[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids))
     return token_ids[len(prompt) :]
+
+
+def fake_prompt_logprobs(sequence: Sequence, begin: int, end: int) -> tuple[TokenLogprobs, ...]:
+    """Of the prompt tokens behind positions `begin` to `end` − 1: each tells its own position."""
+    num_top = sequence.sampling.num_prompt_logprobs
+    if num_top is None:
+        return ()
+    top = tuple((VOCAB_SIZE - 1, -2.0) for _ in range(num_top))
+    return tuple(TokenLogprobs(-float(p), top) for p in range(begin + 1, min(end + 1, sequence.num_prompt_tokens)))
 
 
 class FakeStore:
@@ -60,12 +69,12 @@ class FakeRunner:
         self.num_steps = 0
         self.num_tokens = 0
 
-    def run(self, chunks: Seq[Chunk]) -> list[Sampled | None]:
+    def run(self, chunks: Seq[Chunk]) -> list[ChunkResult]:
         self.before_run(chunks)
         self.num_steps += 1
         return [self._run_one(chunk) for chunk in chunks]
 
-    def _run_one(self, chunk: Chunk) -> Sampled | None:
+    def _run_one(self, chunk: Chunk) -> ChunkResult:
         sequence = chunk.sequence
         begin, end = sequence.num_computed_tokens, sequence.num_computed_tokens + chunk.num_tokens
         assert chunk.num_tokens > 0
@@ -73,10 +82,11 @@ class FakeRunner:
         assert end <= len(sequence.block_ids) * self.block_size, "computed beyond the allocated blocks"
         self.num_tokens += chunk.num_tokens
         attended = self._attend(sequence, begin, end)
+        scored = fake_prompt_logprobs(sequence, begin, end)
         if not chunk.sample:
-            return None
+            return ChunkResult(None, scored)
         assert end == sequence.num_tokens
-        return Sampled(next_token(attended))
+        return ChunkResult(Sampled(next_token(attended)), scored)
 
     def _attend(self, sequence: Sequence, begin: int, end: int) -> list[int]:
         if self.store is None:

@@ -79,27 +79,32 @@ class Output:
 
 
 class Fleet:
-    """A coordinator and its workers."""
+    """A coordinator and its workers, of `model` and of `more_models`."""
 
-    def __init__(self, model: Path, settings: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, model: Path, settings: dict[str, dict[str, Any]], more_models: Sequence[Path] = ()) -> None:
         self.model = model
+        self.models = (model, *more_models)
         self._settings = settings
         self.services: list[Service] = []
         self.http_url = ""
         self.grpc_address = ""
 
-    def settings(self, **worker: Any) -> Settings:
-        """Those of the whole fleet, with a worker's own on top."""
+    def settings(self, models: Sequence[Path] = (), **worker: Any) -> Settings:
+        """Those of the whole fleet, with a worker's own on top. `models`: by default the fleet's first."""
+        loaded = [
+            {"source": str(path), "dtype": "float32", **self._settings.get("model", {})}
+            for path in models or self.models[:1]
+        ]
         sections = {
-            "model": {"source": str(self.model), "dtype": "float32", **self._settings.get("model", {})},
+            "model": loaded[0],
             "coordinator": {**COORDINATOR, **self._settings.get("coordinator", {})},
             "worker": {"num_blocks": 1024, "drain_s": 20, **self._settings.get("worker", {}), **worker},
         }
         others = {name: section for name, section in self._settings.items() if name not in sections}
-        return Settings.model_validate({**sections, **others, "log_level": "warning"})
+        return Settings.model_validate({**sections, **others, "more_models": loaded[1:], "log_level": "warning"})
 
     async def start_coordinator(self) -> Service:
-        service = Service("coordinator", self.settings())
+        service = Service("coordinator", self.settings(self.models))
         self.services.append(service)
         info = await service.info()
         self.http_url = f"http://127.0.0.1:{info['http_port']}"
@@ -109,19 +114,26 @@ class Fleet:
         self.client = AsyncClient(self.grpc_address)
         return service
 
-    def launch_worker(self, role: str, name: str, **worker: Any) -> Service:
-        """Start a worker; `info()` tells when it has joined."""
-        service = Service(role, self.settings(worker_id=name, coordinators=[self.grpc_address], **worker))
+    def launch_worker(self, role: str, name: str, model: Path | None = None, **worker: Any) -> Service:
+        """Start a worker; `info()` tells when it has joined. `model`: by default the fleet's first."""
+        models = (model or self.model,)
+        service = Service(role, self.settings(models, worker_id=name, coordinators=[self.grpc_address], **worker))
         self.services.append(service)
         return service
 
     async def start_workers(self, roles: Iterable[str]) -> None:
+        """Workers in `roles` for each model, named as the launcher names them."""
         roles = list(roles)
         names = [f"{role}-{roles[:index].count(role)}" for index, role in enumerate(roles)]
-        workers = [self.launch_worker(role, name) for role, name in zip(roles, names, strict=True)]
+        prefixes = [f"{path.name}." if len(self.models) > 1 else "" for path in self.models]
+        workers = [
+            self.launch_worker(role, prefix + name, model)
+            for model, prefix in zip(self.models, prefixes, strict=True)
+            for role, name in zip(roles, names, strict=True)
+        ]
         for worker in workers:
             await worker.info()
-        await self.until(lambda status: len(live_workers(status)) >= len(set(names)))
+        await self.until(lambda status: len(live_workers(status)) >= len(workers))
 
     def service(self, name: str) -> Service:
         return next(s for s in reversed(self.services) if s.name == name)
@@ -225,10 +237,14 @@ COLOCATED = ("colocated",)
 
 @asynccontextmanager
 async def run_fleet(
-    model: Path, roles: Iterable[str] = DISAGGREGATED, /, **settings: dict[str, Any]
+    model: Path,
+    roles: Iterable[str] = DISAGGREGATED,
+    more_models: Sequence[Path] = (),
+    /,
+    **settings: dict[str, Any],
 ) -> AsyncIterator[Fleet]:
-    """A fleet that is idle again, and stops cleanly, at the end of the block."""
-    fleet = Fleet(model, settings)
+    """A fleet that is idle again, and stops cleanly, at the end of the block. `roles`: each model's workers."""
+    fleet = Fleet(model, settings, more_models)
     try:
         await fleet.start_coordinator()
         await fleet.start_workers(roles)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from coordinator.main import CoordinatorProcess, load_model
+from coordinator.main import CoordinatorProcess, load_models
 from pdserve.client.channels import aio_channel
 from pdserve.client.client import AsyncClient
 from pdserve.client.inference import Delta, Finished, GenerateOptions
@@ -154,9 +154,9 @@ async def front_door(model: Path, num_blocks: int = 256, **settings: object) -> 
         model=ModelSettings(source=str(model), served_name=MODEL.name, dtype="float32"),
         coordinator=CoordinatorSettings.model_validate(values),
     )
-    text_model = load_model(all_settings)
-    registration = {"model": model_info_to_proto(text_model.info)}
-    process = CoordinatorProcess(all_settings, text_model)
+    models = load_models(all_settings)
+    registration = {"model": model_info_to_proto(models.get(MODEL.name).info)}
+    process = CoordinatorProcess(all_settings, models)
     ready: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(process.serve(ready.set_result))
     ports = await asyncio.wait_for(ready, WAIT_S)

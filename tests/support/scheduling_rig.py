@@ -13,6 +13,7 @@ from coordinator.sequences import SequenceEnd, SequenceRequest, SequenceStream, 
 from pdserve.client.channels import aio_server, bind
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import new_incarnation
+from pdserve.core.model_info import ModelInfo
 from pdserve.core.sampling import SamplingParams
 from pdserve.serving.settings import CoordinatorSettings
 from pdserve.v1 import fleet_pb2_grpc
@@ -51,9 +52,13 @@ class Rig:
         }
 
     def submit(
-        self, prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 4, deadline_s: float = 60.0
+        self,
+        prompt: tuple[int, ...] = (5, 6, 7),
+        max_tokens: int = 4,
+        deadline_s: float = 60.0,
+        model: ModelInfo = MODEL,
     ) -> SequenceStream:
-        return self.dispatcher.submit([request(prompt, max_tokens, deadline_s)])[0]
+        return self.dispatcher.submit([request(prompt, max_tokens, deadline_s, model)])[0]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that no event tells of; fails after a while."""
@@ -72,10 +77,12 @@ class Rig:
         )
 
 
-def request(prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 4, deadline_s: float = 60.0) -> SequenceRequest:
+def request(
+    prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 4, deadline_s: float = 60.0, model: ModelInfo = MODEL
+) -> SequenceRequest:
     now_s = time.monotonic()
     sampling = SamplingParams(max_tokens=max_tokens)
-    return SequenceRequest(MODEL.name, prompt, sampling, arrival_s=now_s, deadline_s=now_s + deadline_s, label="same")
+    return SequenceRequest(model.name, prompt, sampling, arrival_s=now_s, deadline_s=now_s + deadline_s, label="same")
 
 
 async def read_all(stream: SequenceStream, first_index: int = 0) -> tuple[list[int], SequenceEnd]:
@@ -95,11 +102,14 @@ async def read_all(stream: SequenceStream, first_index: int = 0) -> tuple[list[i
 
 
 @asynccontextmanager
-async def scheduling_rig(**settings: object) -> AsyncIterator[Rig]:
+async def scheduling_rig(models: tuple[ModelInfo, ...] = (MODEL,), **settings: object) -> AsyncIterator[Rig]:
     """Closes what is left, workers too."""
     values = {"heartbeat_s": 0.5, "stalled_after_s": 60.0, **settings}
     scheduling = build_scheduling(
-        {MODEL.name: MODEL}, CoordinatorSettings.model_validate(values), ("local", "grpc"), new_incarnation()
+        {model.name: model for model in models},
+        CoordinatorSettings.model_validate(values),
+        ("local", "grpc"),
+        new_incarnation(),
     )
     server = aio_server()
     fleet_pb2_grpc.add_FleetServicer_to_server(scheduling.fleet_service, server)

@@ -7,6 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pdserve.client.channels import aio_channel, aio_server, bind
 from pdserve.client.wire import (
@@ -40,6 +41,16 @@ def scripted_token(prompt: tuple[int, ...], index: int) -> int:
 
 def expected_tokens(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
     return [scripted_token(prompt, index) for index in range(1 if prompt[0] == EOS else max_tokens)]
+
+
+def scripted_logprobs(
+    sampling: common_pb2.SamplingParams, name: Literal["num_logprobs", "num_prompt_logprobs"], num_tokens: int
+) -> list[common_pb2.TokenLogprobs]:
+    """Of `num_tokens` tokens, if asked for: as many top ones as asked for, all alike."""
+    if not sampling.HasField(name):
+        return []
+    top = [common_pb2.TokenLogprob(token_id=100 + i, logprob=-2.0) for i in range(getattr(sampling, name))]
+    return [common_pb2.TokenLogprobs(logprob=-1.0, top=top) for _ in range(num_tokens)]
 
 
 @dataclass
@@ -275,6 +286,8 @@ class ScriptedWorker:
         token = scripted_token(tuple(submit.token_ids), 0)
         finish = finish_reason_after(token, 1, sampling_from_proto(submit.sampling), frozenset({EOS}))
         first = {"token_ids": [token], "finish_reason": finish_reason_to_proto(finish)}
+        first["logprobs"] = scripted_logprobs(submit.sampling, "num_logprobs", 1)
+        first["prompt_logprobs"] = scripted_logprobs(submit.sampling, "num_prompt_logprobs", len(submit.token_ids) - 1)
         if self.script.first_token.is_set():
             self.emit(PREFILL, sequence_id, **first)
         if finish is None and submit.HasField("target"):
@@ -360,8 +373,10 @@ class ScriptedWorker:
             if finish is not None:
                 self.decoding.pop(sequence_id, None)
                 self._release(sequence_id)
-            reason = finish_reason_to_proto(finish)
-            self.emit(DECODE, sequence_id, first_index=index, token_ids=[token], finish_reason=reason)
+            reason, logprobs = finish_reason_to_proto(finish), scripted_logprobs(submit.sampling, "num_logprobs", 1)
+            self.emit(
+                DECODE, sequence_id, first_index=index, token_ids=[token], finish_reason=reason, logprobs=logprobs
+            )
         self.decoding.pop(sequence_id, None)
         self._release(sequence_id)
 

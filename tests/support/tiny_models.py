@@ -1,38 +1,58 @@
-"""Small random Llama checkpoints with a tokenizer and a chat template, as a Hugging Face directory or a GGUF file."""
+"""Small random checkpoints of every family with a tokenizer, as a Hugging Face directory or as a GGUF file."""
 
 import json
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
-from string import ascii_lowercase
 
-import gguf
-import numpy as np
 import torch
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-EOS_TOKEN_ID = 2
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-_COMMON_PAIRS = ("th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ti", "es", "or", "te", "of")
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_tokenizer import EOS_TOKEN_ID, write_tokenizer
+
+_COMMON: dict[str, object] = {
+    "vocab_size": 300,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "eos_token_id": EOS_TOKEN_ID,
+    "torch_dtype": "float32",
 }
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+_MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 32, "sliding_window": 24}
+_QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True}
+_SOME_SLIDE = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+_QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32}
+_GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 20000.0,
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": _COMMON | _LLAMA,
+    "llama-biased": _COMMON | _LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "mistral": _COMMON | _MISTRAL,
+    "qwen2": _COMMON | _QWEN2,
+    "qwen2-sliding": _COMMON | _QWEN2 | _SOME_SLIDE,
+    "qwen3": _COMMON | _QWEN3,
+    "gemma3": _COMMON | _GEMMA3,
+}
+"""config.json by the name of a tiny model, in the spelling that published checkpoints use."""
 
 
 @dataclass(frozen=True)
@@ -114,69 +134,67 @@ def write_tiny_llama(directory: Path, **fields: object) -> Path:
     return directory
 
 
-def write_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A byte-level BPE of exactly `vocab_size` (≥ 259) ids: special tokens, the bytes, then merges of two letters."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = [("Ġ", letter) for letter in ascii_lowercase] + [tuple(pair) for pair in _COMMON_PAIRS]
-    pairs += [pair for pair in product(ascii_lowercase, repeat=2) if pair not in pairs]
-    merges = pairs[: vocab_size - len(SPECIAL_TOKENS) - len(letters)]
-    vocab = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *letters, *("".join(pair) for pair in merges)])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": SPECIAL_TOKENS[EOS_TOKEN_ID],
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-
-
 def write_tiny_gguf(path: Path, quant: str = "F32", **fields: object) -> Path:
-    """The same checkpoint as `write_tiny_llama`'s as GGUF: matrices in `quant`, q and k rows in rotary pairs."""
+    """The same checkpoint as `write_tiny_llama`'s as GGUF, matrices in `quant`."""
     spec = replace(TinyLlama(), **fields)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_vocab_size(spec.vocab_size)
-    writer.add_context_length(spec.context_length)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_block_count(spec.num_layers)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_rope_dimension_count(spec.head_dim)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_eos_token_id(EOS_TOKEN_ID)
-    kind = gguf.GGMLQuantizationType[quant]
-    for name, tensor in spec.tensors().items():
-        data = _interleave(name, tensor, spec).numpy()
-        stored = kind if data.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), _quantised(data, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_gguf(path, spec.config(), spec.tensors(), quant)
 
 
-def _interleave(name: str, tensor: torch.Tensor, spec: TinyLlama) -> torch.Tensor:
-    heads = spec.num_heads if ".q_proj." in name else spec.num_kv_heads if ".k_proj." in name else 0
-    if not heads:
-        return tensor
-    return tensor.view(heads, 2, spec.head_dim // 2, -1).transpose(1, 2).reshape(tensor.shape)
+def family_tensors(config: Mapping[str, object], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random fp32 weights of a Hugging Face config, by their names in its checkpoints, as large as `TinyLlama`'s."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # takes seconds, which most tests need not pay
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**deepcopy(dict(config))))
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    gemma = config["model_type"] == "gemma3_text"
+    found = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            scaled_later = gemma and "embed_tokens" in name
+            found[name] = noise * ((1.0 if scaled_later else 2.0) / shape[1] ** 0.5)
+        elif name.endswith(".bias"):
+            found[name] = 0.3 * noise
+        else:
+            found[name] = (0.0 if gemma else 1.0) + 0.2 * noise
+    return found
 
 
-def _gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
-    return f"{_GGUF_NAMES[stem]}.{kind}"
+def write_tiny(directory: Path, family: str, *, num_shards: int = 1, seed: int = 0, **changes: object) -> Path:
+    """A checkpoint of one of `FAMILIES`, with `changes` to its config.json, in one safetensors file or several."""
+    config = FAMILIES[family] | changes
+    return _write_directory(directory, config, family_tensors(config, seed), num_shards)
 
 
-def _quantised(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    return data if kind == gguf.GGMLQuantizationType.F32 else gguf.quantize(data, kind)
+def write_tiny_packed(path: Path, family: str, quant: str = "F32", *, seed: int = 0, **changes: object) -> Path:
+    """The same checkpoint as `write_tiny`'s as GGUF, matrices in `quant`."""
+    config = FAMILIES[family] | changes
+    return write_gguf(path, config, family_tensors(config, seed), quant)
+
+
+def _write_directory(
+    directory: Path, config: Mapping[str, object], tensors: dict[str, torch.Tensor], num_shards: int = 1
+) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_TOKEN_ID}))
+    if num_shards == 1:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    else:
+        _write_shards(directory, tensors, num_shards)
+    write_tokenizer(directory, int(str(config["vocab_size"])))
+    return directory
+
+
+def _write_shards(directory: Path, tensors: dict[str, torch.Tensor], num_shards: int) -> None:
+    names = sorted(tensors)
+    files = [f"model-{shard + 1:05}-of-{num_shards:05}.safetensors" for shard in range(num_shards)]
+    for shard, file in enumerate(files):
+        members = {name: tensors[name] for name in names[shard::num_shards]}
+        save_file(members, directory / file, metadata={"format": "pt"})
+    weight_map = {name: files[position % num_shards] for position, name in enumerate(names)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -16,11 +16,17 @@ import colocated_service.main
 import decode_service.main
 import prefill_service.main
 from pdserve.client.channels import aio_channel, aio_server
-from pdserve.client.wire import error_from_proto, finish_reason_from_proto, kv_layout_to_proto, sampling_to_proto
+from pdserve.client.wire import (
+    error_from_proto,
+    finish_reason_from_proto,
+    kv_layout_to_proto,
+    logprobs_from_proto,
+    sampling_to_proto,
+)
 from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import ModelInfo
-from pdserve.core.sampling import FinishReason, SamplingParams
+from pdserve.core.sampling import FinishReason, SamplingParams, TokenLogprobs
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.ledger import ReservationLedger
 from pdserve.engine.sequence import Chunk
@@ -58,8 +64,11 @@ def bench_settings(
     )
 
 
+FAKE_MODEL = ModelInfo("fake", "f00d", "fake", "float32", 97, 4096, (EOS,))
+
+
 class BenchWorker:
-    """One worker of a role. `store` and `runner` may be given to plant faults."""
+    """One worker of a role. `store` and `before_run` may plant faults; `runner`, `store` and `model` may be real."""
 
     def __init__(
         self,
@@ -67,14 +76,17 @@ class BenchWorker:
         settings: Settings | None = None,
         *,
         num_blocks: int = 64,
-        store: FakeStore | None = None,
+        store: Any = None,
         before_run: Callable[[Seq[Chunk]], None] = lambda _: None,
+        runner: Any = None,
+        model: ModelInfo = FAKE_MODEL,
     ) -> None:
         self.role = role
+        self.model = model
         self.settings = settings or bench_settings()
         block_size = self.settings.worker.block_size
         self.store = store or FakeStore(num_blocks, block_size)
-        self.runner = FakeRunner(block_size, before_run, self.store)
+        self.runner = runner or FakeRunner(block_size, before_run, self.store)
         self.pool = BlockPool(self.store.num_blocks)
         self.ledger = ReservationLedger(self.store.num_blocks, block_size, self.settings.worker.lease_s)
         self.incarnation = next(_incarnations)
@@ -83,8 +95,7 @@ class BenchWorker:
 
     async def start(self) -> "BenchWorker":
         loop = asyncio.get_running_loop()
-        info = ModelInfo("fake", "f00d", "fake", "float32", 97, 4096, (EOS,))
-        loaded = SimpleNamespace(runner=self.runner, paged_kv=self.store, model_info=info)
+        loaded = SimpleNamespace(runner=self.runner, paged_kv=self.store, model_info=self.model)
         parts = WorkerParts(
             settings=self.settings,
             worker_id=self.role,
@@ -92,7 +103,7 @@ class BenchWorker:
             loaded=cast(Any, loaded),
             pool=self.pool,
             ledger=self.ledger,
-            resources=StageResources(self.pool, self.settings.worker.block_size, frozenset({EOS})),
+            resources=StageResources(self.pool, self.settings.worker.block_size, frozenset(self.model.eos_token_ids)),
             publish=lambda turn: loop.call_soon_threadsafe(self._dispatch, turn),
             on_crash=self.crashes.append,
             announce=self._announce,
@@ -173,6 +184,8 @@ class Stream:
     """What came back for one sequence."""
 
     tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     error: PdserveError | None = None
     transferred: bool = False
@@ -223,6 +236,9 @@ class Coordinator:
             index = output.first_index + offset
             assert index not in stream.tokens, "an index came twice"
             stream.tokens[index] = token_id
+            if output.logprobs:
+                stream.logprobs[index] = logprobs_from_proto(output.logprobs[offset])
+        stream.prompt_logprobs += tuple(map(logprobs_from_proto, output.prompt_logprobs))
         stream.transferred |= output.transferred
         reason = finish_reason_from_proto(output.finish_reason)
         if reason is not None:

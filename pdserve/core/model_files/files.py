@@ -19,7 +19,7 @@ class StoredTensor:
     """Where one tensor lies. `name` is Hugging Face's, `dtype` the file's ("F32", "BF16", "Q4_1", …).
 
     `shape` is row-major. `rope_heads` > 0: the rows of each of that many heads come as interleaved rotary pairs and
-    belong in two halves.
+    belong in two halves. `plus` is to be added to every value, in fp32: some files store norm weights minus one.
     """
 
     name: str
@@ -29,6 +29,7 @@ class StoredTensor:
     offset: int
     num_bytes: int
     rope_heads: int = 0
+    plus: float = 0.0
 
     def map_bytes(self) -> np.ndarray:
         """The tensor's bytes as a private memory map: uint8 [num_bytes]; writing to it changes no file."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pdserve.core.model_files.architectures import GGUF_ARCHITECTURES, known
+from pdserve.core.model_files.architectures import gguf_family
 from pdserve.core.model_files.config import ModelConfig, unsupported
 from pdserve.core.model_files.files import StoredTensor
 from pdserve.core.model_files.gguf_header import read_gguf_header
@@ -16,18 +16,14 @@ class GgufFiles:
         self._source = path
         header = read_gguf_header(path)
         self._metadata = header.metadata
-        architecture = str(self._metadata.get("general.architecture", "(none named)"))
-        if architecture not in GGUF_ARCHITECTURES:
-            raise unsupported(f"GGUF architecture {architecture!r} (known: {known(GGUF_ARCHITECTURES)})")
-        parser = GGUF_ARCHITECTURES[architecture]
-        self._config = parser.from_gguf(self._metadata, {tensor.name: tensor.dtype for tensor in header.tensors})
-        self._tensors: list[StoredTensor] = []
-        for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
-            name = parser.hugging_face_name(tensor.name)
-            heads = parser.rope_heads(name, self._config)
-            self._tensors.append(
-                StoredTensor(name, tensor.dtype, tensor.shape, path, tensor.offset, tensor.num_bytes, heads)
-            )
+        if self._metadata.get("split.count", 1) not in {0, 1}:
+            raise unsupported(f"a GGUF file split into {self._metadata['split.count']}", "merged into one it works")
+        family = gguf_family(str(self._metadata.get("general.architecture", "(none named)")))
+        self._config = family.from_gguf(self._metadata, {tensor.name: tensor.dtype for tensor in header.tensors})
+        self._tensors = [
+            family.gguf_tensor(StoredTensor(t.name, t.dtype, t.shape, path, t.offset, t.num_bytes), self._config)
+            for t in sorted(header.tensors, key=lambda tensor: tensor.offset)
+        ]
 
     @property
     def source(self) -> Path:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from pdserve.core.model_files.architectures import HUGGING_FACE_ARCHITECTURES, known
-from pdserve.core.model_files.config import ModelConfig, as_token_ids, bad_model, unique_sorted, unsupported
+from pdserve.core.model_files.architectures import hugging_face_family
+from pdserve.core.model_files.config import ModelConfig, bad_model
 from pdserve.core.model_files.files import StoredTensor
+from pdserve.core.model_files.hugging_face_config import architecture_name
+from pdserve.core.model_files.raw_values import as_token_ids, section, unique_sorted
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -20,11 +22,9 @@ class HuggingFaceFiles:
     def __init__(self, directory: Path) -> None:
         self._source = directory
         raw = read_json(directory / "config.json")
-        names = raw.get("architectures")
-        name = str(cast("list[object]", names)[0]) if isinstance(names, list) and names else "(none named)"
-        if name not in HUGGING_FACE_ARCHITECTURES:
-            raise unsupported(f"architecture {name!r} (known: {known(HUGGING_FACE_ARCHITECTURES)})")
-        self._config = HUGGING_FACE_ARCHITECTURES[name].from_hugging_face(raw, _eos_token_ids(directory, raw))
+        raw = section(raw, "text_config") | raw
+        self._family = hugging_face_family(architecture_name(raw))
+        self._config = self._family.from_hugging_face(raw, _eos_token_ids(directory, raw))
 
     @property
     def source(self) -> Path:
@@ -40,9 +40,12 @@ class HuggingFaceFiles:
 
     def stored_tensors(self) -> list[StoredTensor]:
         index_path = self._source / INDEX_NAME
-        if not index_path.exists():
-            return read_shard(self._source / SINGLE_NAME)
-        return _indexed_tensors(self._source, read_json(index_path))
+        if index_path.exists():
+            tensors = _indexed_tensors(self._source, read_json(index_path))
+        else:
+            tensors = read_shard(self._source / SINGLE_NAME)
+        wanted = (self._family.hugging_face_tensor(tensor) for tensor in tensors)
+        return [tensor for tensor in wanted if tensor is not None]
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -55,7 +58,7 @@ def read_json(path: Path) -> dict[str, object]:
         parsed: object = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
     except OSError as error:
         raise bad_model(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_model(f"{path} is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise bad_model(f"{path} is not a JSON object")
@@ -81,7 +84,7 @@ def read_shard(path: Path) -> list[StoredTensor]:
         header: object = json.loads(raw_header, object_pairs_hook=_no_duplicates)
         items = cast("dict[str, dict[str, object]]", header).items()
         tensors = [_entry(path, name, raw, 8 + header_bytes) for name, raw in items if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise bad_model(f"{path} has a malformed header: {error}") from error
     for tensor in tensors:
         if tensor.offset + tensor.num_bytes > file_bytes:
@@ -90,11 +93,17 @@ def read_shard(path: Path) -> list[StoredTensor]:
 
 
 def _entry(path: Path, name: str, raw: dict[str, object], data_start: int) -> StoredTensor:
-    begin, end = cast("list[int]", raw["data_offsets"])
-    if begin < 0 or end < begin:
+    begin, end = _sizes(raw, "data_offsets")
+    if end < begin:
         raise ValueError(f"{name} has offsets {begin}, {end}")
-    shape = tuple(int(size) for size in cast("list[int]", raw["shape"]))
-    return StoredTensor(name, str(raw["dtype"]), shape, path, data_start + begin, end - begin)
+    return StoredTensor(name, str(raw["dtype"]), tuple(_sizes(raw, "shape")), path, data_start + begin, end - begin)
+
+
+def _sizes(raw: dict[str, object], key: str) -> list[int]:
+    sizes = cast("list[object]", raw[key])
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"{key} holds something other than sizes")
+    return cast("list[int]", sizes)
 
 
 def _indexed_tensors(directory: Path, index: Mapping[str, object]) -> list[StoredTensor]:
@@ -105,8 +114,8 @@ def _indexed_tensors(directory: Path, index: Mapping[str, object]) -> list[Store
     tensors: list[StoredTensor] = []
     for shard in sorted(set(shard_of.values())):
         path = directory / shard
-        if path.parent != directory:
-            raise bad_model(f"{directory / INDEX_NAME} names a file outside the directory: {shard}")
+        if path.parent != directory or "\0" in shard:
+            raise bad_model(f"{directory / INDEX_NAME} names a file outside the directory: {shard!r}")
         if not path.exists():
             raise bad_model(f"shard {path} is named in the index but missing")
         in_shard = [tensor for tensor in read_shard(path) if shard_of.get(tensor.name) == shard]
@@ -128,9 +137,7 @@ def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _eos_token_ids(directory: Path, raw: Mapping[str, object]) -> tuple[int, ...]:
     """Every id that any of the model's files calls end of sequence: they often disagree, and each is meant."""
     ids = as_token_ids(raw.get("eos_token_id"), "eos_token_id of config.json")
-    text_config = raw.get("text_config")
-    if isinstance(text_config, dict):
-        ids += as_token_ids(cast("dict[str, object]", text_config).get("eos_token_id"), "eos_token_id of text_config")
+    ids += as_token_ids(section(raw, "text_config").get("eos_token_id"), "eos_token_id of text_config")
     if (directory / "generation_config.json").exists():
         generation = read_json(directory / "generation_config.json")
         ids += as_token_ids(generation.get("eos_token_id"), "eos_token_id of generation_config.json")
@@ -144,5 +151,7 @@ def _tokenizer_eos(directory: Path) -> list[int]:
     eos = read_json(config_path).get("eos_token")
     text = cast("dict[str, object]", eos).get("content") if isinstance(eos, dict) else eos
     added = read_json(tokenizer_path).get("added_tokens")
-    tokens = cast("list[dict[str, object]]", added) if isinstance(added, list) else []
-    return [cast("int", token["id"]) for token in tokens if text is not None and token.get("content") == text]
+    tokens = cast("list[object]", added) if isinstance(added, list) else []
+    matching = [cast("dict[str, object]", token) for token in tokens if isinstance(token, dict)]
+    found = [token.get("id") for token in matching if text is not None and token.get("content") == text]
+    return as_token_ids(found, "added_tokens of tokenizer.json")

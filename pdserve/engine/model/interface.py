@@ -1,6 +1,5 @@
-"""What the runner needs of a model family, and the loader of a model that is still empty."""
+"""What the runner needs of a model, and the loader of a model that is still empty."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.model_files import ModelConfig
-from pdserve_kernels.interface import Kernels, PagedStep
+from pdserve_kernels.interface import PagedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,3 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [M, hidden_size] → fp32 logits [M, vocab_size]; M a multiple of the kernels' `row_multiple`."""
         ...
-
-
-ModelFactory = Callable[[ModelConfig, torch.dtype, torch.device, Kernels], Model]

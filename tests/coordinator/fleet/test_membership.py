@@ -78,6 +78,24 @@ async def test_another_kv_layout_is_refused_naming_the_field(field: str, value: 
         assert field in refusal.message
 
 
+async def test_with_two_models_a_worker_must_be_of_one_and_match_that_one() -> None:
+    """Another model's workers may have another KV layout."""
+    other = replace(MODEL, name="other", fingerprint="fp-2")
+    async with scheduling_rig((MODEL, other)) as rig:
+        await rig.add("p0", "prefill")
+        refusals = [
+            await register(rig, model_name="third"),
+            await register(rig, model_name=other.name),  # with the first one's files
+        ]
+        for refusal, named in zip(refusals, ("'third' is not served here (served: other, tiny)", "fp-2"), strict=True):
+            assert refusal is not None
+            assert refusal.reason is ErrorReason.INCOMPATIBLE_PEER
+            assert named in refusal.message
+        layout = kv_layout_to_proto(replace(LAYOUT, num_layers=9))
+        assert await register(rig, model_name=other.name, model=model_info_to_proto(other), kv_layouts=[layout]) is None
+        assert await register(rig, kv_layouts=[layout]) is not None
+
+
 async def test_a_neighbouring_protocol_version_is_welcome() -> None:
     async with scheduling_rig() as rig:
         assert await register(rig, protocol_version=PROTOCOL_VERSION + 1) is None

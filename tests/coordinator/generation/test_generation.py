@@ -57,6 +57,7 @@ async def test_a_stop_string_cancels_once_and_later_tokens_do_not_count() -> Non
     assert (end.finish_reason, end.usage.completion_tokens) == (FinishReason.STOP, 4)
     assert deltas[-1].token_ids == tuple(b"cd")
     assert end.timings.ttft_s == 0.25
+    assert end.usage.cached_tokens == 2
     assert scheduler.num_cancels == 1
 
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.generation.inputs import GenerationInput, SamplingInput, TextPrompt, TokenPrompt
-from coordinator.generation.validation import check_options, sequence_requests
+from coordinator.generation.inputs import ChatPrompt, GenerationInput, SamplingInput, TextPrompt, TokenPrompt
+from coordinator.generation.sequence_requests import check_prompt_lengths, sequence_requests
+from coordinator.generation.validation import check_options
 from coordinator.sequences import SequenceRequest
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.serving.settings import CoordinatorSettings
@@ -40,7 +41,7 @@ BAD_VALUES: dict[str, list[object]] = {
     "min_p": [-0.1, 1.1],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
-    "repetition_penalty": [0, -1],
+    "repetition_penalty": [0, -1, 0.009],
     "top_k": [-2, 1.5, 2**40],
     "seed": [-1, 2**64, 10**400, 0.5],
     "max_tokens": [0, -1, 1.0, 2**63, 10**400],
@@ -77,6 +78,10 @@ def test_numbers_that_are_none_or_out_of_range_are_refused_by_name(name: str) ->
         ("stop", "x" * 1025),
         ("ignore_eos", 1),
         ("logprobs", 21),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("stop_token_ids", [1] * 1025),
     ],
 )
 @pytest.mark.parametrize("min_tokens", [None, 5])
@@ -91,16 +96,76 @@ def test_a_bias_that_is_no_number_names_its_token() -> None:
 
 @pytest.mark.parametrize(
     ("change", "param"),
-    [({"echo": True}, "echo"), ({"adapter": "a"}, "adapter"), ({"unsupported": ("tools",)}, "tools")],
+    [({"adapter": "a"}, "adapter"), ({"unsupported": ("tools",)}, "tools")],
 )
 def test_request_features_not_built_are_refused_by_name(change: dict[str, object], param: str) -> None:
     error = refusal(replace(request(), **change))  # type: ignore[arg-type]
     assert (error.reason, error.param) == (ErrorReason.UNSUPPORTED, param)
 
 
-def test_neutral_values_of_what_is_not_built_are_fine() -> None:
-    neutral = request(min_p=0, presence_penalty=0.0, repetition_penalty=1, logit_bias={}, min_tokens=0)
-    assert validate(replace(neutral, echo=False))[0].sampling.repetition_penalty == 1.0
+def test_every_parameter_reaches_the_sequence() -> None:
+    fields: dict[str, object] = {
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 0.01,
+        "logit_bias": {"3": -100, 4: 100},
+        "min_tokens": 9,
+        "seed": 2**64 - 1,
+        "stop_token_ids": [VOCAB - 1],
+        "ignore_eos": True,
+        "logprobs": 20,
+    }
+    sampling = validate(request(**fields))[0].sampling
+    bias, ids = {3: -100.0, 4: 100.0}, frozenset({VOCAB - 1})
+    expected = {**fields, "logit_bias": bias, "stop_token_ids": ids, "num_logprobs": 20}
+    del expected["logprobs"]
+    assert {name: getattr(sampling, name) for name in expected} == expected
+    assert sampling.num_prompt_logprobs is None
+
+
+@pytest.mark.parametrize(("echo", "logprobs", "of_prompt"), [(True, 5, 5), (True, 0, 0), (True, None, None)])
+def test_echo_with_logprobs_asks_for_those_of_the_prompt(echo: bool, logprobs: object, of_prompt: object) -> None:
+    wanted = replace(request(logprobs=logprobs), echo=echo)
+    assert validate(wanted)[0].sampling.num_prompt_logprobs == of_prompt
+    assert check_options(wanted, MODEL, SETTINGS, lambda: 1).echo
+
+
+def test_a_chat_cannot_be_echoed() -> None:
+    error = refusal(replace(request(), prompts=(ChatPrompt([]),), echo=True))
+    assert (error.reason, error.param) == (ErrorReason.UNSUPPORTED, "echo")
+
+
+@pytest.mark.parametrize(("num_tokens", "n", "fits"), [(12_483, 1, True), (12_484, 1, False), (6_242, 2, False)])
+def test_logprobs_of_prompts_are_bounded_over_all_choices(num_tokens: int, n: int, fits: bool) -> None:
+    wanted, model = replace(request(logprobs=20), echo=True, n=n), text_model(context_length=2**17)
+    options = check_options(wanted, model, SETTINGS, lambda: 1)
+    prompts = [[1] * num_tokens]
+    if fits:
+        sequence_requests(wanted, options, prompts, model, SETTINGS)
+        return
+    with pytest.raises(PdserveError, match=str(2**18)) as caught:
+        sequence_requests(wanted, options, prompts, model, SETTINGS)
+    assert caught.value.param == "logprobs"
+
+
+@pytest.mark.parametrize(("max_tokens", "min_tokens"), [(3, 4), (None, 17)])
+def test_min_tokens_above_max_tokens_is_refused(max_tokens: object, min_tokens: int) -> None:
+    error = refusal(request(max_tokens=max_tokens, min_tokens=min_tokens))
+    assert error.param == "min_tokens"
+    assert str(min_tokens) in error.message
+
+
+def test_a_list_of_ids_beyond_the_context_is_refused_by_its_length_alone() -> None:
+    wanted = GenerationInput((TokenPrompt([1], "prompt[0]"), TokenPrompt(["?"] * CONTEXT, "prompt[1]")), 0.0)
+    options = check_options(wanted, MODEL, SETTINGS, lambda: 1)
+    with pytest.raises(PdserveError, match=f"{CONTEXT} tokens") as caught:
+        check_prompt_lengths(wanted, options, MODEL)
+    assert caught.value.param == "prompt[1]"
 
 
 def test_defaults() -> None:

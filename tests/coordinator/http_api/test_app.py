@@ -167,10 +167,7 @@ async def test_max_tokens_at_and_above_the_room(serve: Serve) -> None:
     [
         (COMPLETIONS, {"suffix": "x"}, "suffix"),
         (COMPLETIONS, {"best_of": 2}, "best_of"),
-        (COMPLETIONS, {"echo": True}, "echo"),
-        (COMPLETIONS, {"logprobs": 1}, "logprobs"),
-        (CHAT, {"logprobs": True}, "logprobs"),
-        (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
         (CHAT, {"stream": "yes"}, "stream"),
@@ -235,15 +232,11 @@ async def test_models_health_and_metrics(serve: Serve) -> None:
         unready = await client.get("/health")
         assert (await client.get("/livez")).status_code == 200
         metrics = await client.get("/metrics")
-        document = (await client.get("/openapi.json")).json()
     (model,) = models["data"]
     assert (model["id"], model["context_length"], model["default_max_tokens"]) == ("tiny", CONTEXT, CONTEXT - 1)
     assert (unready.status_code, unready.json()["status"]) == (503, "unavailable")
     assert "tiny" in unready.json()["reason"]
     assert metrics.status_code == 200
-    fields = document["components"]["schemas"]["ChatBody"]["properties"]
-    assert fields["temperature"]["anyOf"][0] == {"type": "number"}
-    assert "422" not in document["paths"][CHAT]["post"]["responses"]
 
 
 async def test_overload_is_429_with_a_hint(serve: Serve) -> None:

@@ -1,14 +1,20 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+from transformers.models.llama.tokenization_llama import LlamaTokenizer
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from coordinator.text.detokenizer import Detokenizer
 from pdserve.core.model_files import open_model_files
+from pdserve.core.model_files.gguf_header import read_gguf_header
 from pdserve.core.tokenizer import TextTokenizer, load_tokenizer
-from tests.coordinator.text_fakes import EOS, byte_tokenizer
+from pdserve.core.tokenizer_gguf import build_gguf_tokenizer
+from tests.coordinator.text_fakes import _CHAR_OF_BYTE, EOS, byte_tokenizer
+from tests.support.gguf_tokenizers import byte_level_metadata, sentence_piece_metadata
 
 SMILE = "😊".encode()
 SAMPLES = ["日", "本語", "한국", "é", "e\u0301", "\u0301", " the", " ", "\n", "👩‍👩‍👧", "😊", "ß", "a"]
@@ -63,26 +69,108 @@ def test_ids_without_a_token_add_nothing() -> None:
     assert decoded(BYTE_LEVEL, [97, 10**6, -1, 98])[1] == "ab"
 
 
-def space_marked_tokenizer() -> TextTokenizer:
-    vocab = {"<unk>": 0, "<s>": 1} | {f"<0x{byte:02X}>": byte + 2 for byte in range(256)}
-    for word in ["▁", "▁the", "a", "日", "▁日本", "é"]:
-        vocab[word] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(steps)
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    return TextTokenizer(tokenizer)
+def test_a_character_begun_in_the_prompt_is_completed() -> None:
+    assert continued(b"ab\xe6\x97", b"\xa5c") == "日c"
+    assert continued(b"\xf0\x9f", b"\x98") == ""
+    assert continued(b"\xf0\x9f", b"\x98\x8a") == "😊"
+    assert continued(b"\xef\xbf", b"\xbd") == "\ufffd"
+    assert continued([0xE6, EOS, 0x97, EOS], [EOS, 0xA5]) == "日"
 
 
-SPACE_MARKED = space_marked_tokenizer()
+def test_a_character_that_the_output_does_not_go_on_with_stays_the_prompts() -> None:
+    assert continued(b"\xe6\x97", b"abc") == "abc"
+    assert continued(b"\xe6\x97", "日".encode()) == "日"
+    assert continued(b"\xe0", b"\x80a") == "\ufffda"
+    assert continued(b"\xe6", b"\x97a") == "\ufffda"
 
 
-@given(st.lists(st.one_of(st.integers(258, 263), st.sampled_from(SAMPLES), st.just(1)), max_size=60))
-def test_space_marked_vocabularies_keep_the_spaces_between_words(parts: list[int | str]) -> None:
-    """Decode runs behind a prompt's token, so that its removal of a text's first space falls on the prompt."""
-    ids = [i for part in parts for i in ([part] if isinstance(part, int) else [b + 2 for b in part.encode()])]
-    prompt = [260]
-    assert "a" + decoded(SPACE_MARKED, ids)[1] == SPACE_MARKED.decode([*prompt, *ids])
+def test_nothing_of_a_whole_prompt_shows() -> None:
+    assert continued("日本".encode(), b"abc") == "abc"
+    assert continued(b"\x98\x8a\xff", b"abc") == "abc"
+    assert continued(b"", b"\xa5c") == "\ufffdc"
+
+
+def continued(prompt: Sequence[int], ids: Sequence[int]) -> str:
+    detokenizer = Detokenizer(BYTE_LEVEL.token_bytes, prompt)
+    return "".join(map(detokenizer.push, ids))
+
+
+def test_a_long_prompt_costs_no_more_than_its_tail() -> None:
+    asked: list[int] = []
+
+    def token_bytes(token_id: int) -> bytes:
+        asked.append(token_id)
+        return b""
+
+    Detokenizer(token_bytes, range(1_000_000))
+    assert len(asked) < 100
+
+
+@given(st.binary(max_size=8), st.binary(max_size=12))
+def test_prompt_and_output_together_are_the_whole_text(prompt: bytes, output: bytes) -> None:
+    """Any bytes: the output's text begins where the prompt's ends, or takes over the character it ended in."""
+    text, before, whole = (
+        continued(prompt, output),
+        BYTE_LEVEL.decode(prompt),
+        BYTE_LEVEL.decode(prompt + output),
+    )
+    starts = [before] + ([before[:-1]] if before.endswith("\ufffd") else [])
+    ends = [""] + (["\ufffd"] if unfinished(BYTE_LEVEL, [*prompt, *output]) else [])
+    assert whole in [start + text + end for start in starts for end in ends]
+
+
+def gguf(metadata: dict[str, object]) -> TextTokenizer:
+    return TextTokenizer(build_gguf_tokenizer(metadata))
+
+
+WORDS = ["▁", "▁the", "t", "h", "e", "a", "日", "▁日本", "é"]
+SENTENCE_PIECE = sentence_piece_metadata(WORDS, ["  ", "<tool>"])
+CLASS_VOCAB = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<mask>"])}
+MARKED_VOCAB = CLASS_VOCAB | {token: i + 7 for i, token in enumerate([*(f"<0x{b:02X}>" for b in range(256)), *WORDS])}
+BYTES_VOCAB = {"<|endoftext|>": 256} | {char: byte for byte, char in _CHAR_OF_BYTE.items()}
+
+KINDS = {
+    "byte level": BYTE_LEVEL,
+    "GGUF llama": gguf(SENTENCE_PIECE),
+    "GGUF gemma": gguf(SENTENCE_PIECE | {"tokenizer.ggml.add_space_prefix": False}),
+    "GGUF tekken": gguf(byte_level_metadata([*_CHAR_OF_BYTE.values()], [1] * 256, [], pre="tekken")),
+    "llama": TextTokenizer(LlamaTokenizer(vocab=MARKED_VOCAB, merges=[]).backend_tokenizer),
+    "gemma": TextTokenizer(GemmaTokenizer(vocab=MARKED_VOCAB, merges=[]).backend_tokenizer),
+    "qwen2": TextTokenizer(Qwen2Tokenizer(vocab=BYTES_VOCAB, merges=[]).backend_tokenizer),
+}
+
+
+def check_cut(tokenizer: TextTokenizer, text: str, cut: int) -> None:
+    """Wherever a text's ids are cut into prompt and output, the output's text takes over where the prompt's ends."""
+    ids = tokenizer.encode(text, add_special=False)
+    prompt, output = ids[:cut], ids[cut:]
+    detokenizer = Detokenizer(tokenizer.token_bytes, prompt)
+    deltas = "".join(map(detokenizer.push, output))
+    while unfinished(tokenizer, prompt):
+        prompt = prompt[:-1]
+    assert tokenizer.decode(prompt) + deltas == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(parts=st.lists(st.sampled_from(SAMPLES), min_size=1, max_size=30), cut=st.integers(1, 60))
+def test_text_cut_anywhere_into_prompt_and_output(kind: str, parts: list[str], cut: int) -> None:
+    check_cut(KINDS[kind], "".join(parts), cut)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_any_ids_behind_a_prompt_stream_to_what_decode_gives(kind: str, data: st.DataObject) -> None:
+    """But for bytes that are no UTF-8, where tokenizers differ in how many U+FFFD they show."""
+    tokenizer = KINDS[kind]
+    prompt = tokenizer.encode("a", add_special=False)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.num_tokens + 2), max_size=40))
+    ids = [token_id for token_id in ids if not is_part_of_a_character(tokenizer, token_id)]
+    whole = tokenizer.decode([*prompt, *(i for i in ids if i < tokenizer.num_tokens)])
+    assert tokenizer.decode(prompt) + decoded(tokenizer, ids)[1] == whole
+
+
+def is_part_of_a_character(tokenizer: TextTokenizer, token_id: int) -> bool:
+    return "\ufffd" in tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +188,30 @@ def test_any_ids_of_the_real_vocabulary(real: TextTokenizer, ids: list[int]) -> 
 @given(parts=st.lists(st.sampled_from(SAMPLES), min_size=1, max_size=60))
 def test_encoded_text_comes_back(real: TextTokenizer, parts: list[str]) -> None:
     assert decoded(real, real.encode("".join(parts)))[1] == "".join(parts)
+
+
+@pytest.mark.model
+@given(parts=st.lists(st.sampled_from(SAMPLES), min_size=1, max_size=30), cut=st.integers(1, 60))
+def test_real_text_cut_anywhere(real: TextTokenizer, parts: list[str], cut: int) -> None:
+    check_cut(real, "".join(parts), cut)
+
+
+@pytest.fixture(scope="module")
+def gemma(gemma3: Path) -> TextTokenizer:
+    return TextTokenizer(build_gguf_tokenizer(read_gguf_header(gemma3).metadata))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@given(parts=st.lists(st.sampled_from(SAMPLES), min_size=1, max_size=30), cut=st.integers(1, 60))
+def test_real_gemma_text_cut_anywhere(gemma: TextTokenizer, parts: list[str], cut: int) -> None:
+    check_cut(gemma, "".join(parts), cut)
+    assert gemma.decode(gemma.encode("".join(parts))) == "".join(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@given(ids=st.lists(st.integers(0, 262_143), max_size=60))
+def test_any_ids_of_the_real_gemma_vocabulary(gemma: TextTokenizer, ids: list[int]) -> None:
+    whole_tokens = [token_id for token_id in ids if not is_part_of_a_character(gemma, token_id)]
+    assert decoded(gemma, whole_tokens)[1] == gemma.decode(whole_tokens)

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
-from coordinator.generation.inputs import ChatPrompt, TextPrompt, TokenPrompt
-from coordinator.text.prompts import encode_prompt, render_prompt
+from coordinator.generation.inputs import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from coordinator.text.chat_template import ChatTemplate
+from coordinator.text.prompts import encode_prompt, num_chars, render_prompt
 from pdserve.core.errors import ErrorReason, PdserveError
-from tests.coordinator.text_fakes import text_model
+from tests.coordinator.text_fakes import EOS, text_model
 
 MODEL = text_model()
 VOCAB = MODEL.info.vocab_size
@@ -92,3 +95,76 @@ def test_without_a_template_chat_is_refused_and_text_is_not() -> None:
     with pytest.raises(PdserveError, match="no chat template"):
         render_prompt(ChatPrompt([user("x")]), model)
     assert encode_prompt(TextPrompt("ab"), "ab", model) == [97, 98]
+
+
+THINKING = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and not enable_thinking %}[no]{% endif %}{% endif %}"
+)
+
+
+def rendered(*messages: object, **fields: object) -> str:
+    model = replace(text_model(), chat_template=ChatTemplate(THINKING, {"bos_token": "<s>"}))
+    return str(render_prompt(ChatPrompt(messages, **fields), model))  # type: ignore[arg-type]
+
+
+def refused(*messages: object, **fields: object) -> PdserveError:
+    with pytest.raises(PdserveError) as caught:
+        rendered(*messages, **fields)
+    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
+    return caught.value
+
+
+def test_variables_reach_the_template() -> None:
+    assert rendered(user("x")) == "<s>[user]x[end][assistant]"
+    assert rendered(user("x"), template_variables={"enable_thinking": False}) == "<s>[user]x[end][assistant][no]"
+    assert rendered(user("x"), template_variables={"self": 1, "a b": [], "items": {}}) == rendered(user("x"))
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "add_generation_prompt", "raise_exception"])
+def test_variables_cannot_hide_what_the_template_gets(name: str) -> None:
+    assert refused(user("x"), template_variables={name: "y"}).param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("variables", ["{}", [], 1])
+def test_variables_are_an_object(variables: object) -> None:
+    assert refused(user("x"), template_variables=variables).param == "chat_template_kwargs"
+
+
+def test_without_a_generation_prompt() -> None:
+    assert rendered(user("x"), add_generation_prompt=False) == "<s>[user]x[end]"
+    assert refused(user("x"), add_generation_prompt="no").param == "add_generation_prompt"
+
+
+@pytest.mark.parametrize(
+    ("content", "end"), [("The answer", "The answer"), ("x", "x"), (" It is ", "It is"), ("a [end] b", "a [end] b")]
+)
+def test_the_final_message_goes_on_where_it_ends(content: str, end: str) -> None:
+    messages = [user("x"), {"role": "assistant", "content": content}]
+    for more in ({}, {"add_generation_prompt": False}):
+        assert rendered(*messages, continue_final_message=True, **more) == f"<s>[user]x[end][assistant]{end}"
+
+
+def test_what_cannot_be_continued_is_refused() -> None:
+    assert refused(user("x"), continue_final_message=True, add_generation_prompt=True).param == "continue_final_message"
+    assert refused(user("x"), user(" "), continue_final_message=True).param == "messages[-1].content"
+    assert refused(user("x"), continue_final_message=1).param == "continue_final_message"
+
+
+def test_text_that_spells_a_special_token_becomes_that_token() -> None:
+    for prompt in (TextPrompt("a<eos>"), ChatPrompt([user("a<eos>")])):
+        ids = encode_prompt(prompt, render_prompt(prompt, MODEL), MODEL)
+        assert EOS in ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size"),
+    [
+        (TextPrompt("abc"), 3),
+        (TokenPrompt([1, 2]), 2),
+        (ChatPrompt([user("abc"), user([{"type": "text", "text": "de"}, 3, {}]), user(None), 7, {"content": 1}]), 5),
+    ],
+)
+def test_the_size_of_a_prompt_is_found_without_checking_it(prompt: Prompt, size: int) -> None:
+    assert num_chars(prompt) == size

@@ -1,4 +1,4 @@
-"""Tool calls in a model's output: which notation a template teaches, and reading it as it streams. Knows no HTTP."""
+"""What a tool call is, and what reads calls out of a model's text. Knows no notation."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +22,13 @@ class ToolPiece:
 
 
 class ToolCallParser(Protocol):
-    """Reads one choice's text, in pieces of any size; the result does not depend on how it is cut."""
+    """Reads one choice's text, in pieces of any size; the result does not depend on how it is cut.
+
+    `visible_tokens` are special tokens, elsewhere not shown, whose vocabulary text is part of the notation.
+    """
+
+    @property
+    def visible_tokens(self) -> frozenset[int]: ...
 
     def push(self, text: str) -> ToolPiece: ...
 

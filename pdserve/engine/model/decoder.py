@@ -1,0 +1,112 @@
+"""A decoder-only transformer from its config: ids and positions in, hidden states and logits out, KV into pages.
+
+Knows nothing of requests, of files, or of architectures' names. The residual stream is fp32, as norms and rotation are;
+GEMM inputs are in the load dtype.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pdserve.core.model_files import ModelConfig
+from pdserve.core.model_files.config import RopeConfig
+from pdserve.engine.model.interface import ForwardInput
+from pdserve.engine.model.parameters import DecoderParameters, Projection
+from pdserve.engine.model.rope import RopeTable, rope_table
+from pdserve_kernels.interface import Kernels, LinearOp
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerOps:
+    qkv: LinearOp
+    attention_out: LinearOp
+    gate_up: LinearOp
+    down: LinearOp
+
+
+class DecoderModel:
+    """See `interface.Model`."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._kernels = kernels
+        self._parameters = DecoderParameters(config, dtype, device)
+        self._gate = kernels.silu_mul if config.activation == "silu" else kernels.gelu_tanh_mul
+        self._ops: list[_LayerOps] = []
+        self._rope: dict[RopeConfig, RopeTable] = {}
+        self._logits: LinearOp | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def destinations(self) -> dict[str, Tensor]:
+        return self._parameters.destinations()
+
+    def freeze(self) -> None:
+        self._ops = [
+            _LayerOps(
+                self._linear(layer.qkv),
+                self._linear(layer.attention_out),
+                self._linear(layer.gate_up),
+                self._linear(layer.down),
+            )
+            for layer in self._parameters.layers
+        ]
+        self._rope = {rope: self._table(rope) for rope in {attention.rope for attention in self._config.attention}}
+        self._logits = self._kernels.logits(self._parameters.head)
+
+    @torch.inference_mode()
+    def forward(self, rows: ForwardInput) -> Tensor:
+        if not self._ops:
+            raise RuntimeError("forward before freeze")
+        residual = self._parameters.embedding[rows.token_ids].float() * self._config.embedding_scale
+        rotations = {rope: table.rows(rows.positions) for rope, table in self._rope.items()}
+        for index, (layer, ops) in enumerate(zip(self._parameters.layers, self._ops, strict=True)):
+            qkv = ops.qkv(self._norm(residual, layer.attention_norm).to(self._dtype))
+            rotation = rotations[self._config.attention[index].rope]
+            attended = ops.attention_out(self._attend(rows, index, qkv, rotation).to(self._dtype))
+            residual += self._norm_if(attended, layer.attention_out_norm)
+            gate_up = ops.gate_up(self._norm(residual, layer.mlp_norm).to(self._dtype))
+            residual += self._norm_if(ops.down(self._gate(gate_up)), layer.down_norm)
+        return residual
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self._logits is None:
+            raise RuntimeError("logits before freeze")
+        return self._logits(self._norm(hidden, self._parameters.final_norm))
+
+    def _attend(self, rows: ForwardInput, index: int, qkv: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        config, layer = self._config, self._parameters.layers[index]
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
+        query, key, value = heads.split_with_sizes((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        query = self._kernels.rope(self._norm_if(query, layer.query_norm), *rotation)
+        key = self._kernels.rope(self._norm_if(key, layer.key_norm), *rotation)
+        rows.step.write_kv(index, key, value)
+        return rows.step.attend(index, query, config.attention_scale, config.attention[index].window)
+
+    def _norm_if(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x.float(), weight)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, weight, self._config.rms_norm_eps)
+
+    def _linear(self, projection: Projection) -> LinearOp:
+        return self._kernels.linear(projection.weight, projection.bias)
+
+    def _table(self, rope: RopeConfig) -> RopeTable:
+        config = self._config
+        table = rope_table(rope, config.head_dim, config.context_length, self._parameters.rope_factors)
+        return RopeTable(table.cos.to(self._device), table.sin.to(self._device))
