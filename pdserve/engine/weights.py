@@ -111,7 +111,9 @@ def _rows(tensor: StoredTensor) -> np.ndarray:
         block_elements, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[tensor.dtype]]
         expected = num_elements // block_elements * block_bytes
     else:
-        raise unsupported(f"tensor dtype {tensor.dtype} (of {tensor.name})")
+        raise unsupported(
+            f"tensor dtype {tensor.dtype} (of {tensor.name})", f"known: {', '.join((*_PLAIN, *sorted(_QUANTISED)))}"
+        )
     if not tensor.shape or not num_elements or expected != tensor.num_bytes:
         raise bad_model(f"{tensor.name} has {tensor.num_bytes} bytes for shape {list(tensor.shape)} in {tensor.dtype}")
     return tensor.map_bytes().reshape(tensor.shape[0], -1)

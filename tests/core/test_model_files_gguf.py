@@ -6,9 +6,10 @@ import gguf
 import pytest
 
 from pdserve.core.errors import ErrorReason, PdserveError
-from pdserve.core.model_files import ModelConfig, open_model_files
+from pdserve.core.model_files import ModelConfig, gguf_config, open_model_files
 from pdserve.core.model_files.architectures import gguf_family
 from pdserve.core.model_files.config import RopeConfig
+from pdserve.core.model_files.gguf_header import read_gguf_header
 from tests.support.tiny_models import write_tiny_gguf, write_tiny_packed
 
 
@@ -137,6 +138,19 @@ def test_the_ids_that_end_a_sequence_are_those_of_all_keys(tmp_path):
         path = tmp_path / "other.gguf"
         path.write_bytes(data.replace(b"tokenizer.ggml.eos_token_id", b"tokenizer.ggml." + key + b"_token_id"))
         assert open_model_files(path).config.eos_token_ids == (2,)
+
+
+def test_control_tokens_that_end_a_turn_end_a_sequence(tmp_path):
+    control, normal = 3, 1
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer.add_token_list(["<eos>", "<end_of_turn>", "<|im_end|>", "x"])
+    writer.add_token_types([control, control, normal, normal])
+    writer.add_eos_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = read_gguf_header(tmp_path / "tiny.gguf").metadata
+    assert gguf_config.eos_token_ids(metadata) == (0, 1)
 
 
 @pytest.mark.parametrize("quant", ["F16", "Q8_0", "Q4_0"])

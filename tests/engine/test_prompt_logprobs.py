@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pdserve.core.sampling import SamplingParams, TokenLogprobs
@@ -60,8 +60,10 @@ def test_they_are_those_of_transformers(checkpoint):
         assert [value for _, value in entry.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
-@given(cuts=st.lists(st.integers(1, 60), min_size=1, max_size=6), neighbours=st.integers(0, 3))
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(cuts=st.lists(st.integers(7, 60), min_size=1, max_size=6), neighbours=st.integers(0, 3))
+@example(cuts=[1], neighbours=2)
+@example(cuts=[33], neighbours=1)
 def test_bits_depend_on_neither_chunks_nor_neighbours(engine, whole, cuts, neighbours):
     assert scores(engine, cuts, neighbours) == whole
 

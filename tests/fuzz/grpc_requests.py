@@ -27,16 +27,22 @@ class Case:
         return f"Case({self.method}, {cut}, timeout_s={self.timeout_s}, num_messages={self.num_messages})"
 
 
-def cases() -> st.SearchStrategy[Case]:
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
     """Mostly requests that say something; now and then bytes that don't."""
-    well_formed = requests().map(lambda request: request.SerializeToString())
-    return st.one_of(
-        st.builds(Case, st.just(GENERATE), well_formed),
-        st.builds(Case, st.just(GENERATE), well_formed),
-        st.builds(Case, st.just(GENERATE), well_formed, _TIMEOUTS, st.one_of(st.none(), st.integers(0, 4))),
-        st.builds(Case, st.just(GENERATE), st.one_of(st.binary(max_size=64), damaged_requests())),
-        st.builds(Case, st.just(LIST_MODELS), st.one_of(st.just(b""), st.binary(max_size=16))),
-    )
+    kind = draw(st.sampled_from(("request", "request", "request", "impatient", "damaged", "garbage", "models")))
+    match kind:
+        case "request":
+            return Case(GENERATE, draw(requests()).SerializeToString())
+        case "impatient":
+            raw = draw(requests()).SerializeToString()
+            return Case(GENERATE, raw, draw(_TIMEOUTS), draw(st.one_of(st.none(), st.integers(0, 4))))
+        case "damaged":
+            return Case(GENERATE, draw(damaged_requests()))
+        case "garbage":
+            return Case(GENERATE, draw(st.binary(max_size=64)))
+        case _:
+            return Case(LIST_MODELS, draw(st.one_of(st.just(b""), st.binary(max_size=16))))
 
 
 @st.composite

@@ -5,6 +5,9 @@ from typing import Literal
 
 from pdserve.core.errors import ErrorReason, PdserveError
 
+MAX_CONTEXT_LENGTH = 1 << 24
+"""Tables of positions must stay within memory, whatever a damaged file says."""
+
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "factors"]
 
 
@@ -82,16 +85,15 @@ class ModelConfig:
             raise bad_model(f"head_dim is {self.head_dim}; rotary embeddings need an even number of at least 4")
         if len(self.attention) != self.num_layers:
             raise bad_model(f"{len(self.attention)} layers' attention is described, of {self.num_layers}")
-        if not 1 <= self.context_length < 1 << 31:
-            raise bad_model(f"context_length is {self.context_length}; it must be at least 1 and below 2³¹")
+        if not 1 <= self.context_length <= MAX_CONTEXT_LENGTH:
+            raise bad_model(f"context_length is {self.context_length}; it must be from 1 to {MAX_CONTEXT_LENGTH}")
         if not 0.0 <= self.rms_norm_eps < 1.0:
             raise bad_model(f"rms_norm_eps is {self.rms_norm_eps}; it must be at least 0 and below 1")
 
 
-def unsupported(feature: str, instead: str = "") -> PdserveError:
+def unsupported(feature: str, instead: str = "docs/models.md lists what models may have") -> PdserveError:
     """A model feature that is not implemented, refused by name, with what would do instead."""
-    message = f"the model needs {feature}, which is not implemented"
-    return PdserveError(ErrorReason.UNSUPPORTED, f"{message}; {instead}" if instead else message)
+    return PdserveError(ErrorReason.UNSUPPORTED, f"the model needs {feature}, which is not implemented; {instead}")
 
 
 def bad_model(message: str) -> PdserveError:

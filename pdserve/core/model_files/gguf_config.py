@@ -42,6 +42,8 @@ _TOP_LEVEL_NAMES = {
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _EOS_KEYS = ("eos_token_id", "eos_token_ids", "eot_token_id", "eom_token_id")
+_END_OF_TURN = frozenset({"<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"})
+_CONTROL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def decoder_config(
     num_heads = require_int(raw, "attention.head_count")
     head_dim = _head_dim(raw, num_heads)
     if get_int(raw, "expert_count", 0):
-        raise unsupported("mixture of experts")
+        raise unsupported("mixture of experts", "a dense model of the family works")
     return ModelConfig(
         architecture=architecture,
         vocab_size=get_int(raw, "vocab_size", _num_tokens(source.metadata)),
@@ -86,7 +88,7 @@ def decoder_config(
         attention_scale=get_float(raw, "attention.scale", 0.0) or max(head_dim, 1) ** -0.5,
         context_length=context_length,
         tie_word_embeddings="output.weight" not in dtypes,
-        eos_token_ids=_eos_token_ids(source.metadata),
+        eos_token_ids=eos_token_ids(source.metadata),
         stored_dtype=dtypes.get("blk.0.ffn_down.weight", "F32"),
         qkv_bias="blk.0.attn_q.bias" in dtypes,
         attention_out_bias="blk.0.attn_output.bias" in dtypes,
@@ -160,6 +162,13 @@ def _num_tokens(metadata: Raw) -> int:
     return len(cast("list[object]", tokens)) if isinstance(tokens, list) else 0
 
 
-def _eos_token_ids(metadata: Raw) -> tuple[int, ...]:
+def eos_token_ids(metadata: Raw) -> tuple[int, ...]:
+    """Those that keys name, and control tokens that end a turn: many chat models' files name only the end of text."""
     keys = [f"tokenizer.ggml.{key}" for key in _EOS_KEYS]
-    return unique_sorted(token_id for key in keys for token_id in as_token_ids(metadata.get(key), key))
+    named = [token_id for key in keys for token_id in as_token_ids(metadata.get(key), key)]
+    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    if not (isinstance(tokens, list) and isinstance(types, list)):
+        return unique_sorted(named)
+    typed = zip(cast("list[object]", tokens), cast("list[object]", types), strict=False)
+    turn_ends = [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and str(token) in _END_OF_TURN]
+    return unique_sorted([*named, *turn_ends])

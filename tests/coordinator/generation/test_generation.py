@@ -1,14 +1,16 @@
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
-from coordinator.generation.generation import ChoiceDelta
+from coordinator.generation.generation import ChoiceDelta, PromptEcho
 from coordinator.generation.generator import THREAD_ABOVE_CHARS, Generator
 from coordinator.generation.inputs import GenerationInput, TokenPrompt
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.sampling import FinishReason
 from tests.coordinator.text_fakes import (
+    CONTEXT,
     EOS,
     RecordingObserver,
     Script,
@@ -206,3 +208,24 @@ async def test_an_unknown_model_is_not_found_and_an_empty_name_is_the_only_one()
         await run(generator, GenerationInput((TokenPrompt([1]),), generator.clock(), model="gpt-9"))
     assert (caught.value.reason, caught.value.param) == (ErrorReason.MODEL_NOT_FOUND, "model")
     await run(generator, GenerationInput((TokenPrompt([1]),), generator.clock(), model=""))
+
+
+async def test_ids_beyond_the_context_are_refused_before_each_is_looked_at() -> None:
+    generator = build_generator(scheduler := echo_scheduler(b"x"))
+    wanted = GenerationInput((TokenPrompt(["no id"] * CONTEXT),), generator.clock())
+    with pytest.raises(PdserveError, match=f"{CONTEXT} tokens"):
+        await run(generator, wanted)
+    assert scheduler.streams == []
+
+
+async def test_an_echo_comes_first_with_the_texts_of_the_prompt() -> None:
+    generator = build_generator(echo_scheduler(b"x"))
+    wanted = replace(text_request(generator, "hé", logprobs=0), echo=True, n=2)
+    async with generator.generate(wanted) as generation:
+        events = [event async for event in generation]
+    for choice in range(2):
+        first, *others = [event for event in events if event.choice == choice]
+        assert isinstance(first, PromptEcho)
+        assert (first.token_ids, first.token_texts) == (tuple("hé".encode()), ("h", "", "é"))
+        assert [entry and entry.logprob for entry in first.logprobs] == [None, -1.0, -1.0]
+        assert not any(isinstance(event, PromptEcho) for event in others)
