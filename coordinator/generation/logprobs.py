@@ -26,5 +26,8 @@ def shown_logprobs(
 
 
 def _floored(token: TokenLogprobs) -> TokenLogprobs:
+    lowest = min(token.logprob, token.top[-1][1]) if token.top else token.logprob
+    if lowest >= LOGPROB_FLOOR:
+        return token
     top = tuple((token_id, max(logprob, LOGPROB_FLOOR)) for token_id, logprob in token.top)
     return TokenLogprobs(max(token.logprob, LOGPROB_FLOOR), top)

@@ -13,6 +13,9 @@ from starlette.responses import Response
 from coordinator.text.prompts import clean_text
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
 
+_REASONS = {413: ErrorReason.PAYLOAD_TOO_LARGE, 504: ErrorReason.DEADLINE_EXCEEDED}
+_ROUTING_CODES = {404: "not_found", 405: "method_not_allowed"}
+
 
 def error_body(error: PdserveError) -> dict[str, object]:
     """`{"error": {message, type, param, code}}`; `code` is the reason."""
@@ -71,11 +74,12 @@ async def _on_validation_error(_request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = str(error.detail)
-    if error.status_code in (404, 405):
-        message = f"{error.detail}: {request.method} {request.url.path[:200]}"
-    code = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}.get(error.status_code, "invalid")
-    body = _body(clean_text(message), "invalid_request_error", "", code)
+    if error.status_code in _REASONS:
+        return error_response(PdserveError(_REASONS[error.status_code], str(error.detail)))
+    if error.status_code not in _ROUTING_CODES:  # FastAPI's 400, of bytes that are no UTF-8 or nest too deeply
+        return error_response(invalid("the body is not valid JSON", ""))
+    message = clean_text(f"{error.detail}: {request.method} {request.url.path[:200]}")
+    body = _body(message, "invalid_request_error", "", _ROUTING_CODES[error.status_code])
     return json_response(body, error.status_code, dict(error.headers or {}))
 
 

@@ -30,6 +30,7 @@ class LogprobsWriter:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._names: dict[int, str] = {}
         self._waiting: deque[_Entry] = deque()
         self._num_chars = 0
         self._num_shown = 0
@@ -79,9 +80,15 @@ class LogprobsWriter:
             return None
         best: dict[str, float] = {}
         for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
-            name = token_name(self._tokenizer, token_id)
-            best[name] = max(logprob, best.get(name, logprob))
+            best.setdefault(self._name(token_id), logprob)
         return best
+
+    def _name(self, token_id: int) -> str:
+        """Remembered: the same few tokens come again and again."""
+        name = self._names.get(token_id)
+        if name is None:
+            name = self._names[token_id] = token_name(self._tokenizer, token_id)
+        return name
 
 
 def token_name(tokenizer: TextTokenizer, token_id: int) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
 
 from pdserve.v1 import inference_pb2 as pb
 
@@ -22,9 +23,12 @@ class Case:
     num_messages: int | None = None
 
     def __repr__(self) -> str:
-        """Of a readable length, though the bytes may be millions."""
         cut = f"{self.raw[:200]!r} of {len(self.raw)} bytes"
         return f"Case({self.method}, {cut}, timeout_s={self.timeout_s}, num_messages={self.num_messages})"
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, _cycle: bool) -> None:
+        """Hypothesis would print all of the bytes."""
+        printer.text(repr(self))
 
 
 @st.composite
