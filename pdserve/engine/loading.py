@@ -17,7 +17,7 @@ from pdserve.engine.model.decoder import DecoderModel
 from pdserve.engine.model.parameters import DecoderParameters
 from pdserve.engine.model.rope import rope_table_bytes
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
-from pdserve.engine.runner import ModelRunner
+from pdserve.engine.runner import SCORED_ROWS, ModelRunner
 from pdserve.engine.weights import Progress, load_weights
 from pdserve_kernels.interface import Kernels
 from pdserve_kernels.torch_reference import TorchKernels
@@ -123,13 +123,14 @@ def _limits(config: EngineConfig, device: torch.device, meter: MemoryMeter) -> M
 
 
 def _needs(model: ModelConfig, config: EngineConfig, kernels: Kernels, meter: MemoryMeter) -> MemoryNeeds:
-    """The largest step's activations, fp32: residual, norm and q/k/v/out rows, gate and up with their product."""
+    """The largest step's activations, fp32: residual, norm and q/k/v/out rows, gate and up with their product; then
+    logits, twice those that are sampled or, of a prompt, those scored at a time with their fp64 copy."""
     query = model.num_heads * model.head_dim
     widths = 4 * model.hidden_size + 6 * query + 5 * model.intermediate_size
-    activations = 4 * (config.max_step_tokens * widths + 2 * config.max_step_samples * model.vocab_size)
+    logits = max(8 * config.max_step_samples, 12 * SCORED_ROWS) * model.vocab_size
     return MemoryNeeds(
         weights=_num_weight_bytes(model, TORCH_DTYPES[config.dtype]),
-        workspace=activations + kernels.workspace_bytes,
+        workspace=4 * config.max_step_tokens * widths + logits + kernels.workspace_bytes,
         transfer_buffers=config.transfer_buffer_bytes,
         runtime=meter.measured["runtime"],
     )

@@ -19,7 +19,7 @@ from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
 from pdserve_kernels.interface import Kernels, RaggedBatch
 
 _WARM_UP_TOKENS = 64
-_SLAB_ROWS = 32
+SCORED_ROWS = 32
 """Rows of prompt logits held at a time: with a vocabulary of 262,144, 32 MiB, and twice that to score them."""
 
 
@@ -105,8 +105,8 @@ class ModelRunner:
         scored: list[TokenLogprobs] = []
         if num_top is None:
             return scored
-        for done in range(0, len(token_ids), _SLAB_ROWS):
-            slab = token_ids[done : done + _SLAB_ROWS]
+        for done in range(0, len(token_ids), SCORED_ROWS):
+            slab = token_ids[done : done + SCORED_ROWS]
             logits = self._logits(hidden, list(range(start + done, start + done + len(slab))))
             if not np.isfinite(logits.max(axis=1)).all():
                 return None
