@@ -13,7 +13,7 @@ MODEL := $(PDSERVE_CACHE_DIR)/models/smollm2-135m-instruct/model.gguf
 PROTOS := $(sort $(wildcard proto/pdserve/v1/*.proto))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check format proto proto-check settings-docs clean
+.PHONY: help setup serve test test-slow check format proto proto-check settings-docs conformance-docs clean
 
 help:
 	@echo 'make setup      create .venv, install pinned dependencies, fetch the model'
@@ -24,6 +24,7 @@ help:
 	@echo 'make format     format and fix what can be fixed'
 	@echo 'make proto      regenerate pdserve/v1 from proto/'
 	@echo 'make settings-docs  rewrite docs/settings.md'
+	@echo 'make conformance-docs  rewrite the tables of docs/conformance.md'
 	@echo 'make clean      remove .venv and caches of tools (not the model)'
 
 setup: $(DEPS) $(MODEL)
@@ -71,6 +72,9 @@ proto: $(DEPS)
 
 settings-docs: $(DEPS)
 	$(RUN) pdserve.serving.settings_docs > docs/settings.md
+
+conformance-docs: $(DEPS)
+	$(RUN) tests.clients.page
 
 proto-check: $(DEPS)
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call generate,"$$fresh") \

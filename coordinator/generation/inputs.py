@@ -66,10 +66,7 @@ class SamplingInput:
 
 @dataclass(frozen=True, slots=True)
 class GenerationInput:
-    """`n` choices of each prompt; choices are numbered prompt by prompt. `arrival_s` reads `time.monotonic`.
-
-    `unsupported` names fields the API knows, the client set, and nothing implements.
-    """
+    """`n` choices of each prompt; choices are numbered prompt by prompt. `arrival_s` reads `time.monotonic`."""
 
     prompts: tuple[Prompt, ...]
     arrival_s: float
@@ -83,4 +80,3 @@ class GenerationInput:
     adapter: str = ""
     cache_salt: str = ""
     label: str = ""
-    unsupported: tuple[str, ...] = ()

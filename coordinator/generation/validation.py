@@ -100,10 +100,9 @@ def _deadline(request: GenerationInput, settings: CoordinatorSettings) -> float:
 
 
 def _check_request(request: GenerationInput) -> None:
-    if request.unsupported:
-        raise _unsupported(request.unsupported[0])
     if request.adapter:
-        raise _unsupported("adapter")
+        message = "adapter is not supported by this version; serve a checkpoint with the adapter merged into it"
+        raise PdserveError(ErrorReason.UNSUPPORTED, message, param="adapter")
     if request.request_class not in ("", "default"):
         raise invalid("there is no such request class (known: default)", "request_class")
     if len(request.cache_salt) > MAX_SALT_CHARS:
@@ -116,7 +115,3 @@ def _check_echo(request: GenerationInput) -> bool:
         message = "echo needs a prompt of text or token ids: a chat's is written by the model's template"
         raise PdserveError(ErrorReason.UNSUPPORTED, message, param="echo")
     return echo
-
-
-def _unsupported(param: str) -> PdserveError:
-    return PdserveError(ErrorReason.UNSUPPORTED, f"{param} is not supported by this version", param=param)

@@ -75,7 +75,7 @@ def test_every_field_of_sampling_is_read() -> None:
 def test_nothing_given_is_nothing_asked() -> None:
     bare = read(pb.GenerateRequest(text="x"))
     assert bare == read(generate_request("x", client.GenerateOptions(label="", n=None)))
-    assert (bare.n, bare.echo, bare.timeout_s, bare.unsupported) == (None, False, None, ())
+    assert (bare.n, bare.echo, bare.timeout_s) == (None, False, None)
     assert read(pb.GenerateRequest(text="x", user="somebody")) == bare
     assert read(pb.GenerateRequest(text="x", echo=True, n=2)) == replace(bare, echo=True, n=2)
 

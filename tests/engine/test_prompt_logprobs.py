@@ -150,7 +150,7 @@ def test_slabs_are_padded_for_equal_bits(checkpoint, monkeypatch):
     """Slabs of one row and of many give the same bits."""
     engine = build_engine(checkpoint, "bfloat16")
     expected = scores(engine, [len(PROMPT)])
-    monkeypatch.setattr(runner_module, "_SLAB_ROWS", 1)
+    monkeypatch.setattr(runner_module, "SCORED_ROWS", 1)
     assert scores(engine, [len(PROMPT)]) == expected
 
 

@@ -40,7 +40,6 @@ def test_any_request_gets_tokens_or_a_typed_refusal(fuzz_fleet: FuzzFleet) -> No
 
     fuzz()
     assert outcomes.total() >= NUM_ROUNDS * IN_FLIGHT
-    print(outcomes)
     for status in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "CANCELLED", "DEADLINE_EXCEEDED"):
         assert outcomes[status], f"no case ended as {status}"
 

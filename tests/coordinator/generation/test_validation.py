@@ -96,7 +96,7 @@ def test_a_bias_that_is_no_number_names_its_token() -> None:
 
 @pytest.mark.parametrize(
     ("change", "param"),
-    [({"adapter": "a"}, "adapter"), ({"unsupported": ("tools",)}, "tools")],
+    [({"adapter": "a"}, "adapter")],
 )
 def test_request_features_not_built_are_refused_by_name(change: dict[str, object], param: str) -> None:
     error = refusal(replace(request(), **change))  # type: ignore[arg-type]
