@@ -29,6 +29,7 @@ class ChatFormat:
         self._generation = generation
         self._created_s = created_s
         self._num_calls = [0] * generation.num_choices
+        self._choices = [_Choice() for _ in range(generation.num_choices)]
 
     def first_chunk(self, choice: int) -> ChatChunk:
         return self._chunk([_chunk_choice(choice, ChatMessageAnswer(role="assistant", content=""))])
@@ -41,49 +42,33 @@ class ChatFormat:
             return None
         first_call = self._num_calls[event.choice]
         self._num_calls[event.choice] += len(event.tool_calls)
-        return self._chunk([_chunk_choice(event.choice, _delta(event, first_call), self._logprobs([event]))])
+        logprobs = _chat_logprobs(self._logprobs(event))
+        return self._chunk([_chunk_choice(event.choice, _delta(event, first_call), logprobs)])
 
     def usage_chunk(self, usage: UsageAnswer) -> ChatChunk:
         return self._chunk([]).model_copy(update={"usage": usage})
 
-    def whole(self, events: Sequence[GenerationEvent], usage: UsageAnswer) -> ChatAnswer:
-        deltas: list[list[ChoiceDelta]] = [[] for _ in range(self._generation.num_choices)]
-        for event in events:
-            if isinstance(event, ChoiceDelta):
-                deltas[event.choice].append(event)
-        ends = sorted((event for event in events if isinstance(event, ChoiceEnd)), key=lambda end: end.choice)
+    def add(self, event: GenerationEvent) -> None:
+        self._choices[event.choice].add(event, self._logprobs(event))
+
+    def whole(self, usage: UsageAnswer) -> ChatAnswer:
         return ChatAnswer(
             id=f"chatcmpl-{self._generation.id}",
             object="chat.completion",
             created=self._created_s,
             model=self._generation.model.info.name,
             system_fingerprint=self._generation.model.info.fingerprint,
-            choices=[self._whole_choice(end, deltas[end.choice]) for end in ends],
+            choices=[choice.answer(index) for index, choice in enumerate(self._choices)],
             usage=usage,
         )
 
-    def _whole_choice(self, end: ChoiceEnd, deltas: Sequence[ChoiceDelta]) -> ChatChoice:
-        text = "".join(delta.text for delta in deltas)
-        calls = [_call(call) for delta in deltas for call in delta.tool_calls]
-        message = ChatMessageAnswer(role="assistant", content=text)
-        if calls:
-            message = ChatMessageAnswer(role="assistant", content=text or None, tool_calls=calls)
-        return ChatChoice(
-            index=end.choice,
-            message=message,
-            logprobs=self._logprobs(deltas),
-            finish_reason=_finish_name(end, len(calls)),
-        )
-
-    def _logprobs(self, deltas: Sequence[ChoiceDelta]) -> ChatLogprobs | None:
-        """Null where none were asked for; there are tokens otherwise."""
+    def _logprobs(self, event: GenerationEvent) -> list[ChatLogprob]:
+        """One a token; none where they were not asked for."""
+        if not isinstance(event, ChoiceDelta):
+            return []
         tokenizer = self._generation.model.tokenizer
-        entries = [
-            _logprob(tokenizer, token_id, logprobs)
-            for delta in deltas
-            for token_id, logprobs in zip(delta.token_ids, delta.logprobs, strict=False)
-        ]
-        return ChatLogprobs(content=entries, refusal=None) if entries else None
+        pairs = zip(event.token_ids, event.logprobs, strict=False)
+        return [_logprob(tokenizer, token_id, logprobs) for token_id, logprobs in pairs]
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         return ChatChunk(
@@ -94,6 +79,37 @@ class ChatFormat:
             system_fingerprint=self._generation.model.info.fingerprint,
             choices=choices,
         )
+
+
+class _Choice:
+    """What has come of one choice, for an answer that is not streamed."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._calls: list[ToolCallAnswer] = []
+        self._logprobs: list[ChatLogprob] = []
+        self._end: ChoiceEnd | None = None
+
+    def add(self, event: GenerationEvent, logprobs: Sequence[ChatLogprob]) -> None:
+        self._logprobs += logprobs
+        if isinstance(event, ChoiceDelta):
+            self._texts.append(event.text)
+            self._calls += map(_call, event.tool_calls)
+        elif isinstance(event, ChoiceEnd):
+            self._end = event
+
+    def answer(self, index: int) -> ChatChoice:
+        text = "".join(self._texts)
+        message = ChatMessageAnswer(role="assistant", content=text)
+        if self._calls:
+            message = ChatMessageAnswer(role="assistant", content=text or None, tool_calls=self._calls)
+        finish = None if self._end is None else _finish_name(self._end, len(self._calls))
+        return ChatChoice(index=index, message=message, logprobs=_chat_logprobs(self._logprobs), finish_reason=finish)
+
+
+def _chat_logprobs(entries: list[ChatLogprob]) -> ChatLogprobs | None:
+    """Null where none were asked for; there are tokens otherwise."""
+    return ChatLogprobs(content=entries, refusal=None) if entries else None
 
 
 def _delta(event: ChoiceDelta, first_call: int) -> ChatMessageAnswer:

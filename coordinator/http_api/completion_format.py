@@ -5,7 +5,7 @@ from typing import Literal
 
 from coordinator.generation.generation import ChoiceEnd, Generation, GenerationEvent
 from coordinator.http_api.answers import UsageAnswer
-from coordinator.http_api.completion_answers import CompletionAnswer, CompletionChoice, CompletionLogprobs
+from coordinator.http_api.completion_answers import CompletionAnswer, CompletionChoice
 from coordinator.http_api.logprobs import LogprobsWriter, joined
 
 
@@ -16,30 +16,34 @@ class CompletionFormat:
         self._generation = generation
         self._created_s = created_s
         self._logprobs = [LogprobsWriter(generation.model.tokenizer) for _ in range(generation.num_choices)]
+        self._pieces: list[list[CompletionChoice]] = [[] for _ in range(generation.num_choices)]
 
     def first_chunk(self, choice: int) -> None:
         return None
 
     def chunk(self, event: GenerationEvent) -> CompletionAnswer | None:
-        choice = self._choice([event])
+        choice = self._choice(event)
         shows = choice.text or choice.logprobs is not None or choice.finish_reason is not None
         return self._answer([choice]) if shows else None
 
     def usage_chunk(self, usage: UsageAnswer) -> CompletionAnswer:
         return self._answer([]).model_copy(update={"usage": usage})
 
-    def whole(self, events: Sequence[GenerationEvent], usage: UsageAnswer) -> CompletionAnswer:
-        by_choice: list[list[GenerationEvent]] = [[] for _ in range(self._generation.num_choices)]
-        for event in events:
-            by_choice[event.choice].append(event)
-        return self._answer([self._choice(of_one) for of_one in by_choice]).model_copy(update={"usage": usage})
+    def add(self, event: GenerationEvent) -> None:
+        self._pieces[event.choice].append(self._choice(event))
 
-    def _choice(self, events: Sequence[GenerationEvent]) -> CompletionChoice:
-        """What some events of one choice, at least one, say together."""
-        index, last = events[0].choice, events[-1]
-        text = "".join(event.text for event in events if not isinstance(event, ChoiceEnd))
-        logprobs = joined([self._logprobs[index].write(event) for event in events])
-        return _choice(index, text, logprobs, last if isinstance(last, ChoiceEnd) else None)
+    def whole(self, usage: UsageAnswer) -> CompletionAnswer:
+        return self._answer([_joined(pieces) for pieces in self._pieces]).model_copy(update={"usage": usage})
+
+    def _choice(self, event: GenerationEvent) -> CompletionChoice:
+        """What one event says."""
+        ended = isinstance(event, ChoiceEnd)
+        return CompletionChoice(
+            index=event.choice,
+            text="" if ended else event.text,
+            logprobs=self._logprobs[event.choice].write(event),
+            finish_reason=_finish_name(event) if ended else None,
+        )
 
     def _answer(self, choices: list[CompletionChoice]) -> CompletionAnswer:
         return CompletionAnswer(
@@ -52,11 +56,15 @@ class CompletionFormat:
         )
 
 
-def _choice(index: int, text: str, logprobs: CompletionLogprobs | None, end: ChoiceEnd | None) -> CompletionChoice:
-    return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=_finish_name(end))
+def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
+    """All that one choice said, the end last."""
+    return CompletionChoice(
+        index=pieces[0].index,
+        text="".join(piece.text for piece in pieces),
+        logprobs=joined([piece.logprobs for piece in pieces]),
+        finish_reason=pieces[-1].finish_reason,
+    )
 
 
-def _finish_name(end: ChoiceEnd | None) -> Literal["stop", "length"] | None:
-    if end is None:
-        return None
+def _finish_name(end: ChoiceEnd) -> Literal["stop", "length"]:
     return "stop" if end.finish_reason.value == "stop" else "length"

@@ -1,6 +1,5 @@
 """What every endpoint's way of answering has in common: the interface, and a request's usage. Sends nothing."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from coordinator.generation.generation import ChoiceEnd, GenerationEvent
@@ -37,6 +36,10 @@ class AnswerFormat(Protocol):
 
     def usage_chunk(self, usage: UsageAnswer) -> Answer: ...
 
-    def whole(self, events: Sequence[GenerationEvent], usage: UsageAnswer) -> Answer:
+    def add(self, event: GenerationEvent) -> None:
+        """Work an event of an answer that is not streamed into it, while others are still to come."""
+        ...
+
+    def whole(self, usage: UsageAnswer) -> Answer:
         """The answer that is not streamed, from all of its events."""
         ...

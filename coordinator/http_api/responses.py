@@ -52,12 +52,13 @@ async def until_disconnect(receive: Receive, work: Coroutine[object, object, T])
 async def whole_answer(opening: OpenGeneration, make_format: MakeFormat) -> str:
     """Run a generation to its end and return the JSON of its answer."""
     async with opening as generation:
-        events = [event async for event in generation]
+        answers = make_format(generation)
         totals = Totals(generation.num_prompt_tokens)
-        for event in events:
+        async for event in generation:
+            answers.add(event)
             if isinstance(event, ChoiceEnd):
                 totals.add(event)
-        return make_format(generation).whole(events, totals.answer()).to_json()
+        return answers.whole(totals.answer()).to_json()
 
 
 class EventStream(Response):

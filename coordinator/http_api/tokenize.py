@@ -61,7 +61,7 @@ async def tokenize(generator: Generator, body: TokenizeBody) -> str:
         PdserveError: MODEL_NOT_FOUND, or as `Generator.encode`.
     """
     model = generator.models.get(clean_text(body.model or ""))
-    tokens = await generator.encode(_prompt(body), model, must_fit=False)
+    (tokens,) = await generator.encode([_prompt(body)], model, must_fit=False)
     return await generator.text_work(len(tokens), _tokenize_answer(body, model, tokens))
 
 

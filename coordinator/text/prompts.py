@@ -42,7 +42,7 @@ def encode_prompt(prompt: Prompt, rendered: str | list[int], model: TextModel, m
         must_fit: refuse a text that cannot fit the context however it is cut, without encoding it.
 
     Raises:
-        PdserveError: INVALID_ARGUMENT, if `must_fit`.
+        PdserveError: INVALID_ARGUMENT, if `must_fit`; or if the text spells a token without a row in the embedding.
     """
     if isinstance(prompt, TokenPrompt) or isinstance(rendered, list):
         return cast("list[int]", rendered)
@@ -50,18 +50,23 @@ def encode_prompt(prompt: Prompt, rendered: str | list[int], model: TextModel, m
     if must_fit and least >= model.info.context_length:
         message = f"the prompt has more than {least} tokens; the context holds {model.info.context_length}"
         raise invalid(message, prompt.param)
-    return model.tokenizer.encode(rendered, add_special=prompt.add_special_tokens)
+    token_ids = model.tokenizer.encode(rendered, add_special=prompt.add_special_tokens)
+    highest = max(token_ids, default=0)
+    if highest >= model.info.vocab_size:
+        token = model.tokenizer.token_text(highest)
+        raise invalid(f"the prompt spells {token!r}, a token that the model has no embedding for", prompt.param)
+    return token_ids
 
 
-def num_chars(prompt: Prompt) -> int:
-    """About how much there is to render, without looking at it closely."""
+def num_chars(prompt: Prompt, enough: int) -> int:
+    """About how much there is to render; counting stops at `enough`."""
     match prompt:
         case TextPrompt():
             return len(prompt.text)
         case TokenPrompt():
             return len(prompt.token_ids)
         case ChatPrompt():
-            return sum(_num_chars(message) for message in prompt.messages)
+            return _num_chars((prompt.messages, prompt.tools, prompt.template_variables), enough)
 
 
 def check_token_ids(values: Sequence[object], vocab_size: int, param: str) -> list[int]:
@@ -108,11 +113,12 @@ def _template_variables(raw: object, template: ChatTemplate) -> Mapping[str, obj
 def _up_to_content(rendered: str, message: Message, param: str) -> str:
     """`rendered` without what the template wrote behind the last message's content, so that the model goes on there."""
     content = clean_text(str(message["content"]))
-    start = rendered.rfind(content.strip())
-    if not content.strip() or start < 0:
+    # Not `rfind`: unlike `find` it takes the product of both lengths for texts made for it, and holds the lock.
+    num_behind = rendered[::-1].find(content.strip()[::-1])
+    if not content.strip() or num_behind < 0:
         text = "continue_final_message: the last message has no content, or the template does not show it as it is"
         raise invalid(text, f"{param}[-1].content")
-    end = start + len(content.strip())
+    end = len(rendered) - num_behind
     trailing = content[len(content.rstrip()) :]
     return rendered[: end + len(trailing)] if rendered.startswith(trailing, end) else rendered[:end]
 
@@ -123,11 +129,17 @@ def _flag(value: object, default: bool, param: str) -> bool:
     return default if value is None else value
 
 
-def _num_chars(raw: object) -> int:
-    """Of one message, as sent."""
-    content = cast("Mapping[str, object]", raw).get("content") if isinstance(raw, Mapping) else None
-    if isinstance(content, str):
-        return len(content)
-    parts = cast("list[object]", content) if isinstance(content, list) else []
-    texts = (cast("Mapping[str, object]", part).get("text") for part in parts if isinstance(part, Mapping))
-    return sum(len(text) for text in texts if isinstance(text, str))
+def _num_chars(value: object, enough: int) -> int:
+    """Characters of all texts in a JSON value, and one for each value in it."""
+    count, left = 0, [value]
+    while left and count < enough:
+        part = left.pop()
+        count += 1
+        if isinstance(part, str):
+            count += len(part)
+        elif isinstance(part, Mapping):
+            left += cast("Mapping[str, object]", part).keys()
+            left += cast("Mapping[str, object]", part).values()
+        elif isinstance(part, list | tuple):
+            left += cast("Sequence[object]", part)
+    return count

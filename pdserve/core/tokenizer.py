@@ -94,6 +94,10 @@ def load_tokenizer(files: ModelFiles) -> TextTokenizer:
 
 
 def _read_tokenizer_json(path: Path) -> Tokenizer:
+    if not path.exists():
+        raise bad_model(
+            f"there is no {path}; transformers' AutoTokenizer makes one of other formats, by save_pretrained"
+        )
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

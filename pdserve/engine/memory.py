@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
@@ -83,7 +84,8 @@ def plan_memory(limits: MemoryLimits, needs: MemoryNeeds, layout: KvLayout, cont
         raise PdserveError(
             ErrorReason.INVALID_ARGUMENT,
             f"a memory budget of {_mib(limits.budget_bytes)} leaves nothing for KV: {_mib(needs.total)} for weights, "
-            f"workspace, buffers and runtime, {_mib(headroom)} headroom, and {layout.block_bytes} bytes a block",
+            f"workspace, buffers and runtime, {_mib(headroom)} headroom, and {layout.block_bytes} bytes a block; "
+            f"memory_budget_bytes must be at least {_least_budget(limits, needs, layout)}",
             param="memory_budget_bytes",
         )
     return MemoryPlan(
@@ -95,6 +97,11 @@ def plan_memory(limits: MemoryLimits, needs: MemoryNeeds, layout: KvLayout, cont
         layout.block_size,
         context_length,
     )
+
+
+def _least_budget(limits: MemoryLimits, needs: MemoryNeeds, layout: KvLayout) -> int:
+    """Leaves one block."""
+    return ceil((needs.total + layout.block_bytes) / (1.0 - limits.headroom_fraction))
 
 
 def render_plan(plan: MemoryPlan, measured: Mapping[str, int]) -> str:

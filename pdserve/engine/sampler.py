@@ -4,7 +4,6 @@ Steps, in order: logit bias; presence and frequency penalty over the output, rep
 mask of end tokens below `min_tokens`; temperature; top_k; top_p; min_p; the draw. Ties go to the lower id throughout.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,14 +28,17 @@ def sample(
 ) -> Sampled:
     """Draw the token that follows `token_ids` (prompt and output) from `logits`, fp32 [vocab_size], left as they are.
 
-    `Sampled(None)` if a NaN or +inf is among them or nothing finite is left to draw from.
+    `Sampled(None)` if a NaN or +inf is among them, penalties or temperature overflow, or nothing finite is left to draw
+    from.
     """
     if not np.isfinite(logits.max()):
         return Sampled(None)
-    adjusted = adjust(logits, params, token_ids, num_prompt_tokens, eos_token_ids)
-    if not np.isfinite(adjusted.max()):
+    with np.errstate(over="ignore"):
+        adjusted = adjust(logits, params, token_ids, num_prompt_tokens, eos_token_ids)
+        scaled = adjusted if params.greedy else adjusted / np.float32(params.temperature)
+    if not np.isfinite(scaled.max()):
         return Sampled(None)
-    token_id = int(adjusted.argmax()) if params.greedy else draw(adjusted, params, len(token_ids))
+    token_id = int(scaled.argmax()) if params.greedy else draw(scaled, params, len(token_ids))
     if params.num_logprobs is None:
         return Sampled(token_id)
     (logprobs,) = raw_logprobs(logits[np.newaxis], [token_id], params.num_logprobs)
@@ -66,9 +68,8 @@ def adjust(
     return adjusted
 
 
-def draw(logits: Logits, params: SamplingParams, position: int) -> int:
-    """Temperature, filters and the draw for the token at absolute `position`. At least one logit is finite."""
-    scaled = logits / np.float32(params.temperature)
+def draw(scaled: Logits, params: SamplingParams, position: int) -> int:
+    """Filters and the draw for the token at absolute `position`; `scaled`: by the temperature, its maximum finite."""
     weights = token_weights(scaled)
     kept = _kept_ids(scaled, weights, params)
     running: Weights = np.cumsum(weights if kept is None else weights[kept])
@@ -111,8 +112,8 @@ def _ids_masked_by_min_tokens(
 
 
 def _penalise(logits: Logits, params: SamplingParams, token_ids: Sequence[int], output: Sequence[int]) -> None:
-    for token_id, count in Counter(output).items():
-        logits[token_id] -= np.float32(params.presence_penalty + params.frequency_penalty * count)
+    seen, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+    logits[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
     if params.repetition_penalty != 1:
         seen = np.unique(np.asarray(token_ids, dtype=np.int64))
         penalty = np.float32(params.repetition_penalty)

@@ -138,6 +138,18 @@ def test_tie_flag_in_text_config_only_is_honoured(directory):
     assert not open_model_files(directory).config.tie_word_embeddings
 
 
+def test_a_directory_that_lacks_a_file_is_refused_with_what_would_do(directory):
+    weights = directory / "model.safetensors"
+    weights.rename(directory / "pytorch_model.bin")
+    with pytest.raises(PdserveError, match="convert them to safetensors"):
+        open_model_files(directory).stored_tensors()
+    (directory / "pytorch_model.bin").rename(directory / "small.gguf")
+    with pytest.raises(PdserveError, match="no weights"):
+        open_model_files(directory).stored_tensors()
+    (directory / "config.json").unlink()
+    assert "small.gguf" in refusal(directory).message
+
+
 def test_eos_is_the_union_of_all_files(directory):
     """FIELD_CASE L05: config, generation_config (a list) and tokenizer disagree, and each is meant."""
     edit(directory / "config.json", eos_token_id=7)

@@ -147,6 +147,8 @@ def test_gemma3(tmp_path):
     assert [layer.rope.theta for layer in config.attention] == [2e4] * 5 + [1e6, 2e4]
     assert (config.embedding_scale, config.attention_scale) == (8.0, 24**-0.5)
     assert config.tie_word_embeddings
+    described = read(tmp_path, "gemma3", layer_types=["full_attention"] * 4, sliding_window_pattern=None)
+    assert windows(described) == [None] * 4
     bare = read(tmp_path, "gemma3", rope_theta="absent", rope_local_base_freq="absent", tie_word_embeddings=False)
     assert [layer.rope.theta for layer in bare.attention] == [1e4, 1e4, 1e6, 1e4]
     assert not bare.tie_word_embeddings
@@ -185,6 +187,7 @@ def test_gemma3_with_images_is_read_as_its_text_side(tmp_path):
         ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ("qwen2", {"rope_parameters": {"rope_type": "mrope"}}, "mrope"),
+        ("qwen2", {"dual_chunk_attention_config": {"chunk_size": 262144}}, "dual_chunk_attention_config"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

@@ -140,17 +140,17 @@ def test_the_ids_that_end_a_sequence_are_those_of_all_keys(tmp_path):
         assert open_model_files(path).config.eos_token_ids == (2,)
 
 
-def test_control_tokens_that_end_a_turn_end_a_sequence(tmp_path):
-    control, normal = 3, 1
+def test_tokens_that_end_a_turn_or_a_text_end_a_sequence(tmp_path):
+    control, normal, user_defined = 3, 1, 4
     writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
-    writer.add_token_list(["<eos>", "<end_of_turn>", "<|im_end|>", "x"])
-    writer.add_token_types([control, control, normal, normal])
+    writer.add_token_list(["<eos>", "<end_of_turn>", "<|im_end|>", "x", "<|endoftext|>", "<|end|>"])
+    writer.add_token_types([control, control, normal, normal, control, user_defined])
     writer.add_eos_token_id(0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     metadata = read_gguf_header(tmp_path / "tiny.gguf").metadata
-    assert gguf_config.eos_token_ids(metadata) == (0, 1)
+    assert gguf_config.eos_token_ids(metadata) == (0, 1, 4, 5)
 
 
 @pytest.mark.parametrize("quant", ["F16", "Q8_0", "Q4_0"])

@@ -21,6 +21,8 @@ def test_the_plan_fills_the_budget_and_stays_within_it(budget, headroom, context
             plan_memory(limits, NEEDS, LAYOUT, context_length)
         assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
         assert caught.value.param == "memory_budget_bytes"
+        enough = int(caught.value.message.split()[-1])
+        assert plan_memory(MemoryLimits(enough, headroom), NEEDS, LAYOUT, context_length).num_blocks == 1
         return
     plan = plan_memory(limits, NEEDS, LAYOUT, context_length)
     assert plan.kv_cache == plan.num_blocks * LAYOUT.block_bytes

@@ -153,3 +153,9 @@ def test_the_row_is_left_as_it_was():
     logits = row([1, 2, 3])
     sample(logits, params(logit_bias={0: 5.0}, presence_penalty=1.0, top_p=0.5), [0, 1], 1)
     np.testing.assert_array_equal(logits, row([1, 2, 3]))
+
+
+@pytest.mark.parametrize("filters", [{}, {"min_p": 0.5}, {"top_p": 0.5}, {"top_k": 1}])
+@pytest.mark.parametrize("overflowing", [{"temperature": 1e-5}, {"repetition_penalty": 0.01}])
+def test_what_overflows_draws_nothing(overflowing, filters):
+    assert sample(row([1e37, -1e37, 5, -math.inf]), params(**overflowing, **filters), [0, 1], 1).token_id is None

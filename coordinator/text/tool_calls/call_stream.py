@@ -101,22 +101,23 @@ class _Shown:
         self._parallel = parallel
         self._text: list[str] = []
         self._calls: list[ToolCall] = []
-        self._space = ""
+        self._space: list[str] = []
         self._after_call = False
         self._num_calls = 0
 
     def text(self, text: str) -> None:
-        text = self._space + text
         if self._after_call:
             text = text.lstrip()
         shown = text.rstrip()
-        self._space = text[len(shown) :]
         if shown:
-            self._text.append(shown)
+            self._text += (*self._space, shown)
+            self._space.clear()
             self._after_call = False
+        self._space.append(text[len(shown) :])
 
     def call(self, name: str, arguments: str) -> None:
-        self._space, self._after_call = "", True
+        self._space.clear()
+        self._after_call = True
         self._num_calls += 1
         if self._parallel or self._num_calls == 1:
             random = "".join(secrets.choice(_ID_CHARS) for _ in range(self._num_id_chars))
@@ -124,8 +125,8 @@ class _Shown:
 
     def end(self) -> None:
         """White space held back is content after all."""
-        self._text.append(self._space)
-        self._space = ""
+        self._text += self._space
+        self._space.clear()
 
     def take(self) -> ToolPiece:
         piece = ToolPiece("".join(self._text), tuple(self._calls))

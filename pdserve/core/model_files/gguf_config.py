@@ -42,8 +42,10 @@ _TOP_LEVEL_NAMES = {
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _EOS_KEYS = ("eos_token_id", "eos_token_ids", "eot_token_id", "eom_token_id")
-_END_OF_TURN = frozenset({"<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"})
-_CONTROL = 3
+_ENDS = frozenset(
+    {"<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"}
+)
+_CONTROL, _USER_DEFINED = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +165,12 @@ def _num_tokens(metadata: Raw) -> int:
 
 
 def eos_token_ids(metadata: Raw) -> tuple[int, ...]:
-    """Those that keys name, and control tokens that end a turn: many chat models' files name only the end of text."""
+    """Those that keys name, and tokens that end a turn or a text: most files name one, and chat models use two."""
     keys = [f"tokenizer.ggml.{key}" for key in _EOS_KEYS]
     named = [token_id for key in keys for token_id in as_token_ids(metadata.get(key), key)]
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not (isinstance(tokens, list) and isinstance(types, list)):
         return unique_sorted(named)
     typed = zip(cast("list[object]", tokens), cast("list[object]", types), strict=False)
-    turn_ends = [i for i, (token, kind) in enumerate(typed) if kind == _CONTROL and str(token) in _END_OF_TURN]
-    return unique_sorted([*named, *turn_ends])
+    ends = [i for i, (token, kind) in enumerate(typed) if kind in (_CONTROL, _USER_DEFINED) and str(token) in _ENDS]
+    return unique_sorted([*named, *ends])

@@ -21,6 +21,9 @@ class HuggingFaceFiles:
 
     def __init__(self, directory: Path) -> None:
         self._source = directory
+        ggufs = sorted(path.name for path in directory.glob("*.gguf"))
+        if ggufs and not (directory / "config.json").exists():
+            raise bad_model(f"{directory} holds no config.json; name one of its GGUF files: {', '.join(ggufs[:8])}")
         raw = read_json(directory / "config.json")
         raw = section(raw, "text_config") | raw
         self._family = hugging_face_family(architecture_name(raw))
@@ -43,7 +46,7 @@ class HuggingFaceFiles:
         if index_path.exists():
             tensors = _indexed_tensors(self._source, read_json(index_path))
         else:
-            tensors = read_shard(self._source / SINGLE_NAME)
+            tensors = read_shard(_single_file(self._source))
         wanted = (self._family.hugging_face_tensor(tensor) for tensor in tensors)
         return [tensor for tensor in wanted if tensor is not None]
 
@@ -104,6 +107,15 @@ def _sizes(raw: dict[str, object], key: str) -> list[int]:
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"{key} holds something other than sizes")
     return cast("list[int]", sizes)
+
+
+def _single_file(directory: Path) -> Path:
+    path = directory / SINGLE_NAME
+    if not path.exists():
+        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
+        found = "weights are pickled there, which is not read; convert them to safetensors" if pickled else "no weights"
+        raise bad_model(f"{directory} holds neither {SINGLE_NAME} nor {INDEX_NAME} ({found})")
+    return path
 
 
 def _indexed_tensors(directory: Path, index: Mapping[str, object]) -> list[StoredTensor]:

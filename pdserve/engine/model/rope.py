@@ -33,7 +33,7 @@ def rope_table(rope: RopeConfig, head_dim: int, num_positions: int, factors: Ten
     """
     positions = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1)
     angles = positions * _frequencies(rope, head_dim, num_positions, factors)
-    return RopeTable(angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor)
+    return RopeTable(angles.cos().mul_(rope.attention_factor), angles.sin().mul_(rope.attention_factor))
 
 
 def rope_table_bytes(head_dim: int, num_positions: int) -> int:

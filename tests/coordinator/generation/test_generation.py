@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.generation.generation import ChoiceDelta, PromptEcho
 from coordinator.generation.generator import THREAD_ABOVE_CHARS, Generator
-from coordinator.generation.inputs import GenerationInput, TokenPrompt
+from coordinator.generation.inputs import GenerationInput, TextPrompt, TokenPrompt
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.sampling import FinishReason
 from tests.coordinator.text_fakes import (
@@ -174,7 +174,7 @@ async def test_unseeded_requests_differ_and_seeded_ones_keep_their_seed() -> Non
     assert seeds[2] == 7
 
 
-async def test_long_prompts_are_encoded_off_the_event_loop() -> None:
+async def test_long_prompts_are_encoded_off_the_event_loop_and_so_are_many_short_ones() -> None:
     model = text_model(context_length=10 * THREAD_ABOVE_CHARS)
     generator = build_generator(scheduler := echo_scheduler(b"x"), model)
     threads: list[str] = []
@@ -185,11 +185,12 @@ async def test_long_prompts_are_encoded_off_the_event_loop() -> None:
         return encode(text, add_special)
 
     model.tokenizer.encode = spy  # type: ignore[method-assign]
-    for text in ("short", "x" * (THREAD_ABOVE_CHARS + 1)):
-        await run(generator, text_request(generator, text, max_tokens=2))
-    assert threads[0] == "MainThread"
-    assert threads[1].startswith("tokenizer")
-    assert len(scheduler.streams[1].request.token_ids) == THREAD_ABOVE_CHARS + 1
+    half = THREAD_ABOVE_CHARS // 2 + 1
+    for texts in (("short",), ("x" * (2 * half),), ("x" * half, "y" * half)):
+        request = replace(text_request(generator, max_tokens=2), prompts=tuple(map(TextPrompt, texts)))
+        await run(generator, request)
+    assert [name.split("_")[0] for name in threads] == ["MainThread", "tokenizer", "tokenizer", "tokenizer"]
+    assert [len(stream.request.token_ids) for stream in scheduler.streams] == [5, 2 * half, half, half]
     generator.close()
 
 

@@ -6,7 +6,7 @@ from coordinator.generation.inputs import ChatPrompt, Prompt, TextPrompt, TokenP
 from coordinator.text.chat_template import ChatTemplate
 from coordinator.text.prompts import encode_prompt, num_chars, render_prompt
 from pdserve.core.errors import ErrorReason, PdserveError
-from tests.coordinator.text_fakes import EOS, text_model
+from tests.coordinator.text_fakes import EOS, byte_tokenizer, text_model
 
 MODEL = text_model()
 VOCAB = MODEL.info.vocab_size
@@ -97,6 +97,16 @@ def test_without_a_template_chat_is_refused_and_text_is_not() -> None:
     assert encode_prompt(TextPrompt("ab"), "ab", model) == [97, 98]
 
 
+@pytest.mark.parametrize("prompt", [TextPrompt("a<image>"), ChatPrompt([{"role": "user", "content": "<image>"}])])
+def test_a_token_without_an_embedding_is_refused_by_its_text(prompt: TextPrompt | ChatPrompt) -> None:
+    """Gemma 3's small models have one more token than rows."""
+    model = text_model(byte_tokenizer(special=["<image>"]))
+    model = replace(model, info=replace(model.info, vocab_size=model.info.vocab_size - 1))
+    with pytest.raises(PdserveError, match="'<image>'") as caught:
+        encode_prompt(prompt, render_prompt(prompt, model), model)
+    assert (caught.value.reason, caught.value.param) == (ErrorReason.INVALID_ARGUMENT, prompt.param)
+
+
 THINKING = (
     "{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]"
@@ -159,12 +169,30 @@ def test_text_that_spells_a_special_token_becomes_that_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "size"),
+    "prompt",
     [
-        (TextPrompt("abc"), 3),
-        (TokenPrompt([1, 2]), 2),
-        (ChatPrompt([user("abc"), user([{"type": "text", "text": "de"}, 3, {}]), user(None), 7, {"content": 1}]), 5),
+        TextPrompt("x" * 1000),
+        TokenPrompt([1] * 1000),
+        ChatPrompt([user("x" * 1000)]),
+        ChatPrompt([7, user(None), {"content": 1}, user([{"type": "text", "text": "x" * 1000}, 3, {}])]),
+        ChatPrompt([{"role": "assistant", "tool_calls": [{"function": {"arguments": "x" * 1000}}]}]),
+        ChatPrompt([user("x")], tools=[{"function": {"description": "x" * 1000}}]),
+        ChatPrompt([user("x")], template_variables={"x": ["y"] * 1000}),
     ],
 )
-def test_the_size_of_a_prompt_is_found_without_checking_it(prompt: Prompt, size: int) -> None:
-    assert num_chars(prompt) == size
+def test_the_size_of_a_prompt_is_found_without_checking_it(prompt: Prompt) -> None:
+    assert 1000 <= num_chars(prompt, enough=10_000) < 2100
+    assert num_chars(prompt, enough=10) >= 10
+
+
+def test_a_small_chat_is_small() -> None:
+    assert num_chars(ChatPrompt([user("hello")]), enough=10_000) < 30
+
+
+def test_a_long_final_message_that_the_template_changes_is_refused_at_once() -> None:
+    """Looked for with `str.rfind`, it would hold the interpreter lock for hours."""
+    without_thoughts = ChatTemplate("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}", {})
+    model = replace(text_model(), chat_template=without_thoughts)
+    messages = [user("a" * 3_000_000), user("ab</think>" + "a" * 1_000_000)]
+    with pytest.raises(PdserveError, match="does not show it as it is"):
+        render_prompt(ChatPrompt(messages, continue_final_message=True), model)

@@ -51,8 +51,9 @@ class Gemma3Family:
         for feature in _REFUSED:
             if raw.get(feature):
                 raise unsupported(feature)
-        pattern = require_count(raw, "sliding_window_pattern")
-        slides = hugging_face_config.sliding_layers(raw, lambda layer: _slides(layer, pattern))
+        slides = hugging_face_config.sliding_layers(
+            raw, lambda layer: _slides(layer, require_count(raw, "sliding_window_pattern"))
+        )
         window = hugging_face_config.require_window(raw, _WINDOW) if any(slides) else None
         max_positions = get_int(raw, "max_position_embeddings", 131_072)
         full, sliding = _ropes(raw, max_positions)

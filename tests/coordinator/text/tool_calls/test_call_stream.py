@@ -138,3 +138,11 @@ def test_a_lone_surrogate_in_the_arguments_stays_an_escape() -> None:
     (found,) = parser(HERMES).push('<tool_call>{"name": "weather", "arguments": {"é": "\\ud800"}}</tool_call>').calls
     assert found.arguments.encode()
     assert json.loads(found.arguments) == {"é": "\ud800"}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_endless_white_space_costs_what_it_is_long(notation: Notation) -> None:
+    """Gone through anew for each character, it would stop the event loop for a minute."""
+    space = " \n" * 500_000
+    assert read(parser(notation), *(space[:100] for _ in range(10_000)), "x") == (space + "x", [])
