@@ -71,7 +71,7 @@ def _load_model(model: ModelSettings, path: Path) -> TextModel:
     try:
         return _read_model(model, path)
     except PdserveError as error:
-        raise PdserveError(error.reason, f"model {model.name}: {error.message}", param=error.param) from error
+        raise PdserveError(error.reason, f"cannot serve {model.name}: {error.message}", param=error.param) from error
 
 
 def _read_model(model: ModelSettings, path: Path) -> TextModel:

@@ -1,15 +1,15 @@
 """The typed gRPC client in asyncio: many requests at once, deadlines, and errors by their reason.
 
-python examples/grpc_async_client.py 127.0.0.1:50051
+python examples/grpc_async_client.py 127.0.0.1:50051 --model NAME
 """
 
+import argparse
 import asyncio
 import sys
 from contextlib import aclosing
 
 from pdserve.client import AsyncClient, Completion, Delta, ErrorReason, GenerateOptions, PdserveError
 
-ADDRESS = "127.0.0.1:50051"
 NUM_ATTEMPTS = 4
 
 
@@ -25,8 +25,8 @@ async def complete_patiently(client: AsyncClient, prompt: str, options: Generate
     raise AssertionError("the last attempt returns or raises")
 
 
-async def many_at_once(client: AsyncClient) -> None:
-    options = GenerateOptions(max_tokens=16, temperature=0.0)
+async def many_at_once(client: AsyncClient, model: str) -> None:
+    options = GenerateOptions(model, max_tokens=16, temperature=0.0)
     prompts = [f"{number} and {number} make" for number in range(8)]
     answers = await asyncio.gather(*(complete_patiently(client, prompt, options) for prompt in prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -34,10 +34,11 @@ async def many_at_once(client: AsyncClient) -> None:
         print(f"{prompt!r}: {answer.text!r} ({timings.prefill_worker} → {timings.decode_worker})")
 
 
-async def stream_until(client: AsyncClient, num_tokens: int) -> None:
+async def stream_until(client: AsyncClient, model: str, num_tokens: int) -> None:
     """Closing the iterator cancels the request."""
     seen = 0
-    async with aclosing(client.generate("A long story:", GenerateOptions(max_tokens=100, ignore_eos=True))) as events:
+    options = GenerateOptions(model, max_tokens=100, ignore_eos=True)
+    async with aclosing(client.generate("A long story:", options)) as events:
         async for event in events:
             if isinstance(event, Delta):
                 seen += len(event.token_ids)
@@ -46,32 +47,41 @@ async def stream_until(client: AsyncClient, num_tokens: int) -> None:
     print(f"left after {seen} tokens")
 
 
-async def too_late(client: AsyncClient) -> None:
+async def too_late(client: AsyncClient, model: str) -> None:
     """A deadline holds in every queue and in every phase; what was computed is dropped."""
+    options = GenerateOptions(model, max_tokens=100, ignore_eos=True, deadline_s=0.001)
     try:
-        await client.complete("A long story:", GenerateOptions(max_tokens=100, ignore_eos=True, deadline_s=0.001))
+        await client.complete("A long story:", options)
     except PdserveError as error:
         if error.reason is not ErrorReason.DEADLINE_EXCEEDED:
             raise
         print(f"too late: {error.message}")
 
 
-async def refused(client: AsyncClient) -> None:
+async def refused(client: AsyncClient, model: str) -> None:
     """A request that is wrong names the field at fault."""
     try:
-        await client.complete("x", GenerateOptions(temperature=-1.0))
+        await client.complete("x", GenerateOptions(model, temperature=-1.0))
     except PdserveError as error:
         print(f"refused: {error.reason.value}, {error.param}: {error.message}")
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address", nargs="?", default="127.0.0.1:50051")
+    parser.add_argument("--model", help="the first that is served, if not given")
+    return parser.parse_args()
+
+
 async def main() -> int:
-    address = sys.argv[1] if len(sys.argv) > 1 else ADDRESS
-    async with AsyncClient(address) as client:
+    given = arguments()
+    async with AsyncClient(given.address) as client:
         try:
-            await many_at_once(client)
-            await stream_until(client, num_tokens=5)
-            await too_late(client)
-            await refused(client)
+            model = given.model or (await client.list_models())[0].info.name
+            await many_at_once(client, model)
+            await stream_until(client, model, num_tokens=5)
+            await too_late(client, model)
+            await refused(client, model)
         except PdserveError as error:
             print(f"{error.reason.value}: {error.message}", file=sys.stderr)
             return 1

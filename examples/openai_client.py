@@ -1,14 +1,13 @@
 """OpenAI's own client over HTTP: chat, stream, logprobs, token ids as the prompt, tools.
 
-python examples/openai_client.py http://127.0.0.1:8000
+python examples/openai_client.py http://127.0.0.1:8000 --model NAME
 """
 
+import argparse
 import sys
 
 from openai import APIStatusError, BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionToolParam
-
-URL = "http://127.0.0.1:8000"
 
 TOOL: ChatCompletionToolParam = {
     "type": "function",
@@ -78,11 +77,19 @@ def tools(client: OpenAI, model: str) -> None:
     print(f"tools: {[(call.name, call.arguments) for call in calls] or message.content}")
 
 
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="with /v1 behind it or without")
+    parser.add_argument("--model", help="the first that is served, if not given")
+    return parser.parse_args()
+
+
 def main() -> int:
-    url = sys.argv[1] if len(sys.argv) > 1 else URL
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2)
+    given = arguments()
+    base_url = given.url.rstrip("/").removesuffix("/v1") + "/v1"
+    client = OpenAI(base_url=base_url, api_key="none", max_retries=2)
     try:
-        model = client.models.list().data[0].id
+        model = given.model or client.models.list().data[0].id
         for example in (chat, stream, logprobs, token_ids, tools):
             example(client, model)
     except APIStatusError as error:

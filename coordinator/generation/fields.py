@@ -61,6 +61,8 @@ def integer(value: object, low: int, high: int, param: str) -> int | None:
     allowed = f"at least {low}" if high >= NO_LIMIT else f"from {low} to {high}"
     if type(value) is not int:
         raise invalid(f"{param} must be an integer, {allowed}", param)
+    if value > high >= NO_LIMIT:
+        raise invalid(f"{param} must be at most {high}; it is {_shown(value)}", param)
     if not low <= value <= high:
         raise invalid(f"{param} must be {allowed}; it is {_shown(value)}", param)
     return value

@@ -8,7 +8,7 @@ from coordinator.generation.served_model import TextModel
 from coordinator.generation.validation import CheckedOptions
 from coordinator.sequences import SequenceRequest
 from pdserve.core.errors import invalid
-from pdserve.core.sampling import MAX_PROMPT_LOGPROBS
+from pdserve.core.sampling import MAX_OUTPUT_LOGPROBS, MAX_PROMPT_LOGPROBS
 from pdserve.serving.settings import CoordinatorSettings
 
 MAX_LABEL_CHARS = 256
@@ -36,7 +36,7 @@ def sequence_requests(
 
     Raises:
         PdserveError: INVALID_ARGUMENT: a prompt is empty or too long, `max_tokens` does not fit behind it or is less
-            than `min_tokens`, or too many logprobs of prompts are asked for.
+            than `min_tokens`, or too many logprobs are asked for.
     """
     requests: list[SequenceRequest] = []
     for index, token_ids in enumerate(prompts):
@@ -56,6 +56,7 @@ def sequence_requests(
                 )
             )
     _check_prompt_logprobs(options, sum(map(len, prompts)) * options.num_choices)
+    _check_output_logprobs(options, sum(request.sampling.max_tokens for request in requests))
     return requests
 
 
@@ -99,5 +100,16 @@ def _check_prompt_logprobs(options: CheckedOptions, num_tokens: int) -> None:
         message = (
             f"echo with logprobs {asked} gives {num_tokens} × {asked + 1} logprobs of prompt tokens; at most "
             f"{MAX_PROMPT_LOGPROBS} come in one answer: ask for fewer logprobs, choices or prompts"
+        )
+        raise invalid(message, "logprobs")
+
+
+def _check_output_logprobs(options: CheckedOptions, num_tokens: int) -> None:
+    """`num_tokens`: the most that all choices may have; an answer that is not streamed is held whole."""
+    asked = options.sampling.num_logprobs
+    if asked is not None and num_tokens * (asked + 1) > MAX_OUTPUT_LOGPROBS:
+        message = (
+            f"logprobs {asked} may give {num_tokens} × {asked + 1} logprobs of output tokens; at most "
+            f"{MAX_OUTPUT_LOGPROBS} come in one answer: ask for fewer logprobs, choices or tokens"
         )
         raise invalid(message, "logprobs")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from coordinator.text.chat_template import ChatTemplate
-from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.errors import ErrorReason, PdserveError, invalid
 from pdserve.core.model_files import ModelFiles
 from pdserve.core.model_info import ModelInfo
 from pdserve.core.tokenizer import TextTokenizer, load_tokenizer
@@ -49,12 +49,14 @@ class ServedModels:
         """The model called `name`; an empty name means the only one there is.
 
         Raises:
-            PdserveError: MODEL_NOT_FOUND.
+            PdserveError: MODEL_NOT_FOUND; INVALID_ARGUMENT for an empty name where there are several.
         """
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
+        served = ", ".join(sorted(self._models))
+        if not name:
+            raise invalid(f"model must name one of those served: {served}", "model")
         if name not in self._models:
-            served = ", ".join(sorted(self._models))
             raise PdserveError(
                 ErrorReason.MODEL_NOT_FOUND, f"no model {name[:200]!r} is served here (served: {served})", param="model"
             )

@@ -52,6 +52,9 @@ def check_options(
     _check_request(request)
     raw, vocab_size = request.sampling, model.info.vocab_size
     # Whether it fits the context is told with the prompt's length, in sequence_requests.
+    if raw.max_tokens == 0:
+        message = f"{raw.max_tokens_param} must be at least 1; to score a prompt, ask for 1 with echo and logprobs"
+        raise invalid(message, raw.max_tokens_param)
     max_tokens = fields.integer(raw.max_tokens, 1, 2**63 - 1, raw.max_tokens_param)
     seed = fields.integer(raw.seed, 0, SEED_LIMIT - 1, "seed")
     sampling = replace(

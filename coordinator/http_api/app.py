@@ -123,6 +123,7 @@ def _add_model_routes(app: FastAPI, generator: Generator) -> None:
 def _add_operations_routes(app: FastAPI, generator: Generator, registry: CollectorRegistry) -> None:
     unready: openapi.Responses = {503: {"model": openapi.HealthAnswer, "description": "Not ready, and why"}}
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_model=openapi.HealthAnswer, responses=unready)
     async def health() -> Response:  # pyright: ignore[reportUnusedFunction]
         """Ready for requests: 200, or 503 with the reason."""
@@ -131,6 +132,7 @@ def _add_operations_routes(app: FastAPI, generator: Generator, registry: Collect
             return json_response({"status": "ok"})
         return json_response({"status": "unavailable", "reason": reason}, status=503)
 
+    @app.head("/livez", include_in_schema=False)
     @app.get("/livez", response_model=openapi.HealthAnswer)
     async def livez() -> Response:  # pyright: ignore[reportUnusedFunction]
         """The process is up."""

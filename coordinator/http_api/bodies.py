@@ -61,6 +61,7 @@ class GenerationBody(BaseModel):
     stop_token_ids: TokenIds = None
     ignore_eos: Flag = None
     cache_salt: StrictStr | None = None
+    add_special_tokens: StrictBool | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -96,7 +97,7 @@ class CompletionBody(GenerationBody):
 def completion_input(body: CompletionBody, edge: Edge) -> GenerationInput:
     """Raises PdserveError if `prompt` has none of its shapes."""
     sampling = replace(body.sampling(), logprobs=None if body.logprobs is False else body.logprobs)
-    wanted = generation_input(body, edge, _prompts(body.prompt), sampling, COMPLETION_FIELDS)
+    wanted = generation_input(body, edge, _prompts(body), sampling, COMPLETION_FIELDS)
     return replace(wanted, echo=body.echo)
 
 
@@ -122,26 +123,27 @@ def generation_input(
     )
 
 
-def _prompts(raw: object) -> tuple[Prompt, ...]:
+def _prompts(body: CompletionBody) -> tuple[Prompt, ...]:
     """A text, ids, or a list of either. An empty list counts as one empty prompt, refused as such later."""
+    raw, add_special_tokens = body.prompt, body.add_special_tokens is not False
     if isinstance(raw, str):
-        return (TextPrompt(raw),)
+        return (TextPrompt(raw, add_special_tokens=add_special_tokens),)
     if not isinstance(raw, list):
         raise invalid("prompt must be text, a list of token ids, or a list of either", "prompt")
     items = cast("Sequence[object]", raw)
     if len(items) > MAX_PROMPTS and not isinstance(items[0], int):
         raise invalid(f"prompt may hold at most {MAX_PROMPTS} prompts", "prompt")
     if items and isinstance(items[0], str):
-        return tuple(_text(item, f"prompt[{i}]") for i, item in enumerate(items))
+        return tuple(_text(item, f"prompt[{i}]", add_special_tokens) for i, item in enumerate(items))
     if items and isinstance(items[0], list):
         return tuple(_ids(item, f"prompt[{i}]") for i, item in enumerate(items))
     return (TokenPrompt(items),)
 
 
-def _text(item: object, param: str) -> Prompt:
+def _text(item: object, param: str, add_special_tokens: bool) -> Prompt:
     if not isinstance(item, str):
         raise invalid(f"{param} must be text, as the first prompt is", param)
-    return TextPrompt(item, param)
+    return TextPrompt(item, param, add_special_tokens)
 
 
 def _ids(item: object, param: str) -> Prompt:

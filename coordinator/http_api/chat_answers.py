@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from coordinator.http_api.answers import Answer, UsageAnswer
 
 FinishName = Literal["stop", "length", "tool_calls"]
@@ -55,6 +57,17 @@ class ChatChoice(Answer):
     message: ChatMessageAnswer
     logprobs: ChatLogprobs | None
     finish_reason: FinishName | None
+
+
+class WrittenChatChoice(ChatChoice):
+    """Its `logprobs` are empty and their `entries` JSON already: a long answer has too many to keep as objects."""
+
+    entries: list[str] = Field(exclude=True)
+
+    def to_json(self) -> str:
+        # No text of the choice can hold this: in JSON its quotes would be escaped.
+        empty = '"logprobs":{"content":[]'
+        return super().to_json().replace(empty, f"{empty[:-1]}{','.join(self.entries)}]", 1)
 
 
 class ChatChunkChoice(Answer):

@@ -54,6 +54,7 @@ class ChatBody(PromptOptions, GenerationBody):
 def chat_input(body: ChatBody, edge: Edge) -> GenerationInput:
     """Raises PdserveError if `messages` is no list, or fields contradict each other."""
     prompt = body.chat_prompt(body.messages, body.parallel_tool_calls)
+    prompt = replace(prompt, add_special_tokens=body.add_special_tokens is True)
     limit, param = _max_tokens(body)
     sampling = replace(body.sampling(), max_tokens=limit, max_tokens_param=param, logprobs=_num_logprobs(body))
     return generation_input(body, edge, (prompt,), sampling, CHAT_FIELDS)

@@ -7,7 +7,6 @@ from coordinator.http_api.answers import UsageAnswer
 from coordinator.http_api.chat_answers import (
     CalledFunction,
     ChatAnswer,
-    ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatLogprob,
@@ -16,6 +15,7 @@ from coordinator.http_api.chat_answers import (
     FinishName,
     ToolCallAnswer,
     TopLogprob,
+    WrittenChatChoice,
 )
 from coordinator.text.tool_calls import ToolCall
 from pdserve.core.sampling import TokenLogprobs
@@ -87,24 +87,30 @@ class _Choice:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._calls: list[ToolCallAnswer] = []
-        self._logprobs: list[ChatLogprob] = []
+        self._logprobs: list[str] = []
         self._end: ChoiceEnd | None = None
 
     def add(self, event: GenerationEvent, logprobs: Sequence[ChatLogprob]) -> None:
-        self._logprobs += logprobs
+        self._logprobs += [entry.to_json() for entry in logprobs]
         if isinstance(event, ChoiceDelta):
             self._texts.append(event.text)
             self._calls += map(_call, event.tool_calls)
         elif isinstance(event, ChoiceEnd):
             self._end = event
 
-    def answer(self, index: int) -> ChatChoice:
+    def answer(self, index: int) -> WrittenChatChoice:
         text = "".join(self._texts)
         message = ChatMessageAnswer(role="assistant", content=text)
         if self._calls:
             message = ChatMessageAnswer(role="assistant", content=text or None, tool_calls=self._calls)
         finish = None if self._end is None else _finish_name(self._end, len(self._calls))
-        return ChatChoice(index=index, message=message, logprobs=_chat_logprobs(self._logprobs), finish_reason=finish)
+        return WrittenChatChoice(
+            index=index,
+            message=message,
+            logprobs=ChatLogprobs(content=[], refusal=None) if self._logprobs else None,
+            finish_reason=finish,
+            entries=self._logprobs,
+        )
 
 
 def _chat_logprobs(entries: list[ChatLogprob]) -> ChatLogprobs | None:

@@ -37,12 +37,11 @@ class CompletionFormat:
 
     def _choice(self, event: GenerationEvent) -> CompletionChoice:
         """What one event says."""
-        ended = isinstance(event, ChoiceEnd)
         return CompletionChoice(
             index=event.choice,
-            text="" if ended else event.text,
+            text="" if isinstance(event, ChoiceEnd) else event.text,
             logprobs=self._logprobs[event.choice].write(event),
-            finish_reason=_finish_name(event) if ended else None,
+            finish_reason=_finish_name(event) if isinstance(event, ChoiceEnd) else None,
         )
 
     def _answer(self, choices: list[CompletionChoice]) -> CompletionAnswer:

@@ -14,6 +14,15 @@ from coordinator.text.prompts import clean_text
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
 
 _REASONS = {413: ErrorReason.PAYLOAD_TOO_LARGE, 504: ErrorReason.DEADLINE_EXCEEDED}
+_SHAPES = {
+    "missing": "is missing",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+}
 _ROUTING_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -69,7 +78,7 @@ async def _on_validation_error(_request: Request, error: Exception) -> Response:
     if first["type"] == "json_invalid":
         return error_response(invalid("the body is not valid JSON", ""))
     param = ".".join(str(part) for part in location)
-    return error_response(invalid(f"{param or 'body'}: {first['msg']}", param))
+    return error_response(invalid(f"{param or 'the body'} {_SHAPES.get(first['type'], first['msg'])}", param))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

@@ -4,6 +4,8 @@ from typing import Protocol
 
 from coordinator.generation.generation import ChoiceEnd, GenerationEvent
 from coordinator.http_api.answers import Answer, PromptTokensDetails, UsageAnswer
+from coordinator.http_api.chat_answers import ChatAnswer
+from coordinator.http_api.completion_answers import CompletionAnswer
 
 
 class Totals:
@@ -40,6 +42,6 @@ class AnswerFormat(Protocol):
         """Work an event of an answer that is not streamed into it, while others are still to come."""
         ...
 
-    def whole(self, usage: UsageAnswer) -> Answer:
+    def whole(self, usage: UsageAnswer) -> ChatAnswer | CompletionAnswer:
         """The answer that is not streamed, from all of its events."""
         ...

@@ -11,6 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from coordinator.generation.generation import ChoiceEnd, Generation
 from coordinator.http_api.answers import Answer
+from coordinator.http_api.chat_answers import ChatAnswer
+from coordinator.http_api.completion_answers import CompletionAnswer
 from coordinator.http_api.errors import error_body, error_response, to_json
 from coordinator.http_api.formats import AnswerFormat, Totals
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -58,7 +60,7 @@ async def whole_answer(opening: OpenGeneration, make_format: MakeFormat) -> str:
             answers.add(event)
             if isinstance(event, ChoiceEnd):
                 totals.add(event)
-        return answers.whole(totals.answer()).to_json()
+        return await _to_json(answers.whole(totals.answer()))
 
 
 class EventStream(Response):
@@ -150,6 +152,18 @@ class _EventSender:
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self._raw_headers})
+
+
+async def _to_json(answer: ChatAnswer | CompletionAnswer) -> str:
+    """Choice by choice, as each may hold megabytes of logprobs, and other requests go on between them."""
+    choices: list[str] = []
+    for choice in answer.choices:
+        choices.append(choice.to_json())
+        await asyncio.sleep(0)
+    # No text of the answer can hold this: in JSON its quotes would be escaped.
+    empty = '"choices":[]'
+    without = answer.model_copy(update={"choices": []}).to_json()
+    return without.replace(empty, f"{empty[:-1]}{','.join(choices)}]", 1)
 
 
 def _event(data: bytes) -> bytes:

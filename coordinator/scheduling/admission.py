@@ -22,23 +22,24 @@ class QueueBounds:
     max_tokens: int
 
 
-def check_pools(views: Seq[WorkerView], entries: Seq[QueueEntry]) -> None:
-    """Every entry could run on an empty fleet.
+def check_pools(model: str, views: Seq[WorkerView], entries: Seq[QueueEntry]) -> None:
+    """Every entry could run on the model's workers, were they idle.
 
     Raises:
         PdserveError: NO_WORKERS, NEVER_FITS.
     """
     for entry in entries:
         need = Need(entry.num_prompt_tokens, entry.num_tokens_max)
-        _check_pool(views, Role.PREFILL, need.num_prompt_tokens, "the prompt alone")
+        _check_pool(model, views, Role.PREFILL, need.num_prompt_tokens, "the prompt alone")
         if entry.max_tokens > 1:
-            _check_pool(views, Role.DECODE, need.num_tokens_max, "prompt + max_tokens")
+            _check_pool(model, views, Role.DECODE, need.num_tokens_max, "prompt + max_tokens")
 
 
-def _check_pool(views: Seq[WorkerView], role: Role, num_tokens: int, what: str) -> None:
+def _check_pool(model: str, views: Seq[WorkerView], role: Role, num_tokens: int, what: str) -> None:
     pool = [view for view in views if view.can(role)]
     if not pool:
-        raise PdserveError(ErrorReason.NO_WORKERS, f"no {role.value} worker is ready", retry_after_s=MIN_RETRY_AFTER_S)
+        message = f"no {role.value} worker for {model} is ready"
+        raise PdserveError(ErrorReason.NO_WORKERS, message, retry_after_s=MIN_RETRY_AFTER_S)
     if any(view.info.blocks_for(num_tokens) <= view.usable_blocks for view in pool):
         return
     largest = max(pool, key=lambda view: view.usable_blocks * view.info.capacity.block_size)

@@ -119,7 +119,7 @@ class Dispatcher:
         if any(entry.deadline_s <= now_s for entry in entries):
             raise PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline had passed on arrival in the queue")
         views = self._fleet.views(model)
-        check_pools(views, entries)
+        check_pools(model, views, entries)
         queue = self._queues[model]
         waiting = list(queue.turnstile.policy)
         try:

@@ -188,5 +188,7 @@ class Placer:
             raise PdserveError(ErrorReason.NEVER_FITS, "no worker that is left can hold prompt + max_tokens")
         if waited_s > self._config.no_workers_after_s:
             raise PdserveError(
-                ErrorReason.NO_WORKERS, f"no worker could take the sequence for {waited_s:.0f} s", retry_after_s=1.0
+                ErrorReason.NO_WORKERS,
+                f"no worker for {self._request.model} could take the sequence for {waited_s:.0f} s",
+                retry_after_s=1.0,
             )

@@ -32,7 +32,13 @@ class Detokenizer:
             if not _goes_on(self._begun_in_prompt, data):
                 self._decoder.reset()
             self._begun_in_prompt = b""
-        return self._decoder.decode(data)
+        text = self._decoder.decode(data)
+        return text + self._decoder.decode(b"", final=True) if self._holds_a_surrogate() else text
+
+    def _holds_a_surrogate(self) -> bool:
+        """Python's decoder waits for the last byte of a surrogate, although none is a character."""
+        held = self._decoder.getstate()[0]
+        return len(held) == 2 and held[0] == 0xED and held[1] >= 0xA0
 
 
 def _last_bytes(token_bytes: Callable[[int], bytes], ids: Sequence[int]) -> bytes:

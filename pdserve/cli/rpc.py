@@ -40,6 +40,9 @@ def _fail_without_answer(address: str, error: grpc.RpcError) -> None:
     typed = any(key == ERROR_METADATA_KEY for key, _ in getattr(error, "trailing_metadata", lambda: None)() or ())
     code = getattr(error, "code", lambda: None)()
     if not typed and code is grpc.StatusCode.UNAVAILABLE:
-        console.fail(f"cannot reach {address}: is `pdserve serve` running there?")
+        console.fail(
+            f"cannot reach {address}: is `pdserve serve` running there? --address takes HOST:PORT of its gRPC, "
+            "not the HTTP port or a URL"
+        )
     if not typed and code is grpc.StatusCode.DEADLINE_EXCEEDED:
         console.fail(f"no answer from {address} in time")

@@ -182,9 +182,8 @@ def workers_table(workers: Iterable[tuple[ChildPlan, object]]) -> Table:
 
 
 def example(settings: Settings, host: str, http_port: int) -> str:
-    body = (
-        f'{{"model": "{settings.model.name}", "stream": true, "max_tokens": 64,\n'
-        '       "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
-    )
-    url = f"http://{host}:{http_port}/v1/chat/completions"
-    return f"  curl -N {url} -H 'Content-Type: application/json' \\\n  -d '{body}'"
+    """A request that every model takes: one without a chat template, too."""
+    body = f'{{"model": "{settings.model.name}", "prompt": "Once upon a time", "max_tokens": 64, "stream": true}}'
+    key = ' -H "Authorization: Bearer $KEY"' if settings.coordinator.api_keys else ""
+    url = f"http://{host}:{http_port}/v1/completions"
+    return f"  curl -N {url} -H 'Content-Type: application/json'{key} \\\n  -d '{body}'"

@@ -8,6 +8,8 @@ GREEDY_BELOW = 1e-5
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**18
 """Logprobs of prompts, a token's own and its top ones, that one request may ask for: some 3 MB on the wire."""
+MAX_OUTPUT_LOGPROBS = 2**20
+"""The same of outputs: some 100 MB of JSON, in an answer that is not streamed."""
 
 
 class FinishReason(Enum):

@@ -9,6 +9,7 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from pdserve.core.model_files.config import bad_model
+from pdserve.core.model_files.damage import damaged
 from pdserve.core.model_files.files import ModelFiles
 from pdserve.core.model_files.hugging_face import read_json
 from pdserve.core.token_bytes import token_bytes_table
@@ -105,7 +106,7 @@ def _read_tokenizer_json(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(content)
     except Exception as error:
-        raise bad_model(f"{path} is not a tokenizer this version can read: {error}") from error
+        raise damaged(path, f"is not a tokenizer this version can read: {error}") from error
 
 
 def _directory_text(directory: Path) -> TokenizerText:

@@ -54,8 +54,8 @@ class LoadedEngine:
     measured: Mapping[str, int]
 
     def memory_report(self) -> str:
-        """Predicted beside measured, and a warning if the longest requests hardly fit."""
-        return "\n".join(filter(None, (render_plan(self.plan, self.measured), self.plan.warning)))
+        """Predicted beside measured."""
+        return render_plan(self.plan, self.measured)
 
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedEngine:

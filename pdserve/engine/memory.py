@@ -61,9 +61,15 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str:
-        """One sentence if fewer than four of the longest requests fit; else empty."""
+        """One line if fewer than four of the longest requests fit; else empty."""
         if self.num_longest_requests >= MIN_LONGEST_REQUESTS:
             return ""
+        if self.num_longest_requests < 1:
+            num_tokens = self.num_blocks * self.block_size
+            return (
+                f"KV memory holds {num_tokens} tokens; requests of more than {num_tokens} tokens (prompt + max_tokens) "
+                "are refused. Raise worker.memory_budget_bytes / worker.num_blocks"
+            )
         return (
             f"KV memory holds {self.num_longest_requests:.1f} requests of {self.context_length} tokens, fewer than "
             f"{MIN_LONGEST_REQUESTS}: long requests will queue for each other ({self.num_blocks} blocks of "

@@ -22,7 +22,7 @@ from pdserve.serving.settings import Settings
 GRACE_S = 10.0
 """Beyond the drain, before an orphan ends itself the hard way."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pdserve.launch.child")
 
 
 def main(argv: Sequence[str] | None = None, load: Callable[[str], RunService] = load_service) -> int:
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None, load: Callable[[str], RunService] = 
     parser.add_argument("role", choices=tuple(MODULES))
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--name", help="tells children apart in a list of processes")
     arguments = parser.parse_args(argv)
     for fd in (arguments.control_fd, arguments.ready_fd):
         os.set_inheritable(fd, False)
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None, load: Callable[[str], RunService] = 
     try:
         return run_service(arguments.role, settings, _reporter(arguments.ready_fd), load)
     except (PdserveError, OSError) as error:
-        _log.error("%s", error)
+        _log.error("%s", error.message if isinstance(error, PdserveError) else error)
         return 1
 
 

@@ -52,7 +52,7 @@ class ChildProcess:
         self._ready, ready_write = os.pipe()
         try:
             self._process = subprocess.Popen(
-                command(plan.role, control_read, ready_write),
+                [*command(plan.role, control_read, ready_write), f"--name={plan.name}"],
                 pass_fds=(control_read, ready_write),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -23,6 +23,8 @@ T = TypeVar("T")
 RECONNECT_S = 0.5
 REFUSED_S = 5.0
 MIN_REPORT_GAP_S = 0.02
+WARN_AGAIN = 4
+"""Attempts to join are warned of when the first failed, the 4th, the 16th, …"""
 
 
 class CoordinatorLink:
@@ -38,6 +40,8 @@ class CoordinatorLink:
         self.registered = asyncio.Event()
         self.ever_joined = False
         self.refused = False
+        self._failed_attempts = 0
+        self._warn_at = 1
         self._registration = registration
         self._load = load
         self._changed = asyncio.Event()
@@ -59,7 +63,7 @@ class CoordinatorLink:
                     logger.error("coordinator %s refused this worker: %s", self.address, error)
                     await _wait(self._leaving, REFUSED_S if self.ever_joined else RECONNECT_S)
                     return self._leaving.is_set()
-                self._log_loss(error)
+                self._log_failure(error)
             except asyncio.CancelledError:
                 # grpc.aio raises it, too, for a stream whose own report generator failed.
                 if (task := asyncio.current_task()) is None or task.cancelling():
@@ -96,14 +100,16 @@ class CoordinatorLink:
         response = await self._register(stub)
         if response is None:
             return
-        logger.info("registered with %s", self.address)
+        attempts = f" after {self._failed_attempts} failed attempts" if self._failed_attempts else ""
+        logger.info("registered with %s%s", self.address, attempts)
+        self._failed_attempts, self._warn_at = 0, 1
         self.registered.set()
         self.ever_joined = True
         await stub.ReportLoad(self._reports(response.report_interval_ms / 1000))
 
     async def _register(self, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.RegisterResponse | None:
         """None: it is time to leave, before there was an answer."""
-        call = asyncio.ensure_future(_answer(stub.Register(self._registration, wait_for_ready=True, timeout=10.0)))
+        call = asyncio.ensure_future(_answer(stub.Register(self._registration, timeout=10.0)))
         leaving = asyncio.ensure_future(self._leaving.wait())
         try:
             await asyncio.wait({call, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,11 +118,16 @@ class CoordinatorLink:
             leaving.cancel()
             call.cancel()
 
-    def _log_loss(self, error: PdserveError) -> None:
+    def _log_failure(self, error: PdserveError) -> None:
         if self.registered.is_set():
             dismissed = error.reason is ErrorReason.STALE
             level = logging.INFO if dismissed else logging.WARNING
             logger.log(level, "lost coordinator %s: %s", self.address, error)
+            return
+        self._failed_attempts += 1
+        if self._failed_attempts >= self._warn_at:
+            self._warn_at *= WARN_AGAIN
+            logger.warning("cannot join coordinator %s (%s), retrying", self.address, error.message)
 
     async def _reports(self, interval_s: float) -> AsyncIterator[fleet_pb2.LoadReport]:
         while not self._leaving.is_set():

@@ -15,7 +15,7 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Dtype = Literal["bfloat16", "float32"]
 
-_HUB_ID = re.compile(r"(?!.*\.gguf$)(\w[\w.-]*/\w[\w.-]*)(@.+)?")
+_HUB_ID = re.compile(r"(?!.*\.(?i:gguf)$)(\w[\w.-]*/\w[\w.-]*)(@.+)?")
 
 
 class Section(BaseModel):
@@ -28,7 +28,8 @@ class ModelSettings(Section):
     source: str = "smollm2-135m-instruct"
     """A built-in name, a directory with config.json and safetensors, a .gguf file, or ORG/NAME from Hugging Face."""
     served_name: str = ""
-    """What clients call the model; empty: the built-in name, the hub's ORG/NAME, or the path's last part."""
+    """What clients call the model; empty: the built-in name, the hub's ORG/NAME, or the path's last part. A directory
+    given as PART/PART is named as one of the hub's: write ./m/qwen3 to be served as qwen3."""
     dtype: Dtype = "bfloat16"
     """Of weights and KV: float32 where tests ask for exactness."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"

@@ -25,6 +25,10 @@ def contradictions(settings: Settings) -> list[str]:
             f"coordinator.max_deadline_s ({coordinator.max_deadline_s:g})",
         ),
         (
+            any(not text.strip() for pair in coordinator.api_keys.items() for text in pair),
+            "coordinator.api_keys: neither a key nor its tenant may be empty",
+        ),
+        (
             coordinator.http_port == coordinator.grpc_port != 0,
             f"coordinator.http_port and coordinator.grpc_port are both {coordinator.grpc_port}",
         ),

@@ -45,7 +45,7 @@ def load_settings(flags: Mapping[str, object], config: Path | None, environ: Map
         PdserveError: INVALID_ARGUMENT; the message has one line for each problem.
     """
     given = {**_from_toml(config), **_from_environment(environ), **_from_flags(flags)}
-    unknown = [_unknown(name, item.origin) for name, item in given.items() if name not in _FIELDS]
+    unknown = [_unknown(name, item) for name, item in given.items() if name not in _FIELDS]
     if unknown:
         raise _refusal(unknown)
     try:
@@ -145,9 +145,12 @@ def _nested(given: Mapping[str, _Given]) -> dict[str, object]:
     return {**flat, **sections}
 
 
-def _unknown(name: str, origin: str) -> str:
+def _unknown(name: str, item: _Given) -> str:
+    if name in Settings.model_fields and isinstance(item.value, list):
+        further = "; further models are [[more_models]]" if name == "model" else ""
+        return f"[[{name}]] ({item.origin}): there is one table of that name; write [{name}]{further}"
     near = difflib.get_close_matches(name, _FIELDS, n=1)
-    return f"unknown setting {name} ({origin})" + (f": did you mean {near[0]}?" if near else "")
+    return f"unknown setting {name} ({item.origin})" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _explain(error: ValidationError, given: Mapping[str, _Given]) -> list[str]:

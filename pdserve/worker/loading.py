@@ -37,6 +37,8 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
     loaded = load_engine(config, _progress())
     for line in loaded.memory_report().splitlines():
         logger.info("%s", line)
+    if loaded.plan.warning:
+        logger.warning("%s", loaded.plan.warning)
     return loaded
 
 

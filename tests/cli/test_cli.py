@@ -86,8 +86,16 @@ def test_flags_reach_the_launcher(fleets: list[Settings], tmp_path: Path) -> Non
     )
     assert (settings.worker.block_size, settings.worker.lease_s) == (32, 7.0)
     assert "http://127.0.0.1:8123/v1" in out
-    assert "curl -N http://127.0.0.1:8123/v1/chat/completions" in out
-    assert "smollm2-135m-instruct" in out
+    assert "curl -N http://127.0.0.1:8123/v1/completions" in out
+    assert '{"model": "smollm2-135m-instruct", "prompt": ' in out
+    assert "Authorization" not in out
+
+
+def test_the_banners_example_carries_a_key_where_one_is_asked_for(fleets: list[Settings]) -> None:
+    code, out, _ = _invoke("serve", "--set", 'coordinator.api_keys={"secret": "tenant"}')
+    assert code == 0
+    assert '-H "Authorization: Bearer $KEY"' in out
+    assert "secret" not in out
 
 
 @pytest.mark.parametrize(

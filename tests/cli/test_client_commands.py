@@ -9,8 +9,8 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from pdserve.cli.answer import percentile, printable
 from pdserve.cli.app import app, run
-from pdserve.cli.generate import percentile, printable
 from pdserve.client.channels import sync_server
 from pdserve.client.errors import error_metadata
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -180,7 +180,32 @@ def test_an_unreachable_server_is_one_line(
 ) -> None:
     code, err = _ended(monkeypatch, capsys, *arguments, "--address", "127.0.0.1:1")
     assert code == 1
-    assert err.splitlines() == ["error: cannot reach 127.0.0.1:1: is `pdserve serve` running there?"]
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: cannot reach 127.0.0.1:1: is `pdserve serve` running there?")
+
+
+def test_an_http_url_for_an_address_is_told_what_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = _ended(monkeypatch, capsys, "status", "--address", "http://127.0.0.1:1")
+    assert code == 1
+    assert "HOST:PORT of its gRPC, not the HTTP port or a URL" in err
+
+
+@pytest.mark.parametrize(("message", "hinted"), [("model 'm' has no chat template", True), ("too long", False)])
+def test_a_model_without_a_chat_template_is_told_with_the_flag_that_helps(
+    coordinator: Coordinator,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    message: str,
+    hinted: bool,
+) -> None:
+    coordinator.error = PdserveError(ErrorReason.INVALID_ARGUMENT, message, param="messages")
+    code, err = _ended(monkeypatch, capsys, "generate", "Hi", "--address", address)
+    assert code == 1
+    assert err.startswith(f"error: {message}")
+    assert ("--raw" in err) is hinted
 
 
 def test_flags_reach_the_request_and_what_was_not_given_stays_unset(

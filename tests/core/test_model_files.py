@@ -9,6 +9,7 @@ import pytest
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import open_model_files
 from pdserve.core.model_files.files import fingerprint
+from pdserve.core.tokenizer import load_tokenizer
 from tests.support.tiny_models import TinyLlama, write_tiny_gguf, write_tiny_llama
 
 TINY = {"num_layers": 1, "hidden_size": 32, "head_dim": 8, "intermediate_size": 32, "context_length": 64}
@@ -71,7 +72,6 @@ def test_gguf_header_equals_what_the_gguf_package_reads(tmp_path):
     ("changes", "name"),
     [
         ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM"),
-        ({"architectures": "absent"}, "architecture"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"rope_scaling": {"type": "su"}}, "known: default, dynamic, linear, llama3, yarn"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "proportional"),
@@ -165,6 +165,45 @@ def test_eos_is_the_union_of_all_files(directory):
 def test_a_source_of_no_known_kind_is_refused(tmp_path, name):
     (tmp_path / "model.bin").write_bytes(b"x")
     assert name in refusal(tmp_path / name).message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_one_file_of_a_directory_is_answered_with_the_directory(directory, name):
+    assert refusal(directory / name).message.endswith(f"pass the directory, {directory}")
+
+
+def test_a_lora_adapter_is_named_as_one(directory):
+    (directory / "config.json").rename(directory / "adapter_config.json")
+    assert "a LoRA adapter; merge it into its base model" in refusal(directory).message
+
+
+def test_the_suffix_of_a_gguf_file_may_be_in_capitals(tmp_path):
+    path = write_tiny_gguf(tmp_path / "TINY.GGUF", **TINY)
+    assert open_model_files(path).gguf_metadata is not None
+    assert "TINY.GGUF" in refusal(tmp_path).message
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 988097824\n"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tiny.gguf"])
+def test_a_git_lfs_pointer_is_named_as_one(directory, name):
+    def read_all() -> None:
+        files = open_model_files(directory / name if name == "tiny.gguf" else directory)
+        load_tokenizer(files)
+        files.stored_tensors()
+
+    (directory / name).write_text(POINTER)
+    with pytest.raises(PdserveError) as caught:
+        read_all()
+    assert caught.value.message.startswith(f"{directory / name} is a git-lfs pointer")
+    assert "git lfs pull" in caught.value.message
+
+
+@pytest.mark.parametrize("value", ["absent", [], None])
+def test_a_config_that_names_no_architecture_is_told_which_key_it_lacks(directory, value):
+    edit(directory / "config.json", architectures=value)
+    assert refusal(directory).message.startswith("architectures is missing in the model's config.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1, "a": 2}', b"\xff\xfe"])

@@ -16,11 +16,14 @@ from transformers import PreTrainedModel
 from pdserve.client.channels import aio_channel
 from pdserve.client.inference import Delta, GenerateOptions
 from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.model_files import open_model_files
+from pdserve.core.tokenizer import load_tokenizer
 from pdserve.serving.settings_loader import load_settings
 from tests.support.fleet import DISAGGREGATED, Fleet, live_workers, run_fleet
-from tests.support.oracle import build_oracle, oracle_greedy
+from tests.support.oracle import build_oracle, greedy_after, oracle_greedy
 from tests.support.tiny_models import write_tiny_llama
 
+ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 24
 GREEDY = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
 PROMPTS = [[3 + (start * 7 + i * 5) % 250 for i in range(length)] for start, length in enumerate((3, 16, 33, 100))]
@@ -125,30 +128,44 @@ async def test_the_other_model_goes_on_when_one_loses_its_decode_worker(models: 
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("smollm2", "gemma3")
-async def test_two_real_models_beside_each_other() -> None:
-    """Built-in models by name, each streaming while the other does. Gemma's file has no chat template."""
-    smollm2, gemma3 = "smollm2-135m-instruct", "gemma3-270m"
-    settings: dict[str, Any] = {
-        "cache_dir": str(load_settings({}, None, os.environ).cache_dir),
-        "model": {"dtype": "bfloat16"},
-    }
+async def test_two_real_models_beside_each_other(smollm2: Path, gemma3: Path) -> None:
+    """Built-in models by name, each streaming while the other does, then Gemma's tokens against transformers'."""
+    names = (smollm2.parent.name, gemma3.parent.name)
+    settings: dict[str, Any] = {"cache_dir": str(load_settings({}, None, os.environ).cache_dir)}
     async with (
-        run_fleet(Path(smollm2), DISAGGREGATED, (Path(gemma3),), **settings) as fleet,
+        run_fleet(Path(names[0]), DISAGGREGATED, (Path(names[1]),), **settings) as fleet,
         httpx.AsyncClient(base_url=fleet.http_url, timeout=300) as http,
     ):
-        question = [{"role": "user", "content": "What is the capital of France?"}]
-        text = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0.0, "stream": True}
-        chat = {"messages": question, "max_tokens": 32, "temperature": 0.0, "stream": True}
-        answers = await asyncio.gather(
-            http.post("/v1/chat/completions", json={"model": smollm2, **chat}),
-            http.post("/v1/completions", json={"model": smollm2, **text}),
-            http.post("/v1/completions", json={"model": gemma3, **text}),
-        )
-        for answer, word in zip(answers, ("Paris", "Paris", "France"), strict=True):
-            assert answer.status_code == 200, answer.text
-            assert answer.text.rstrip().endswith("data: [DONE]")
-            assert "error" not in answer.text
-            assert word in answer.text
-        refusal = await http.post("/v1/chat/completions", json={"model": gemma3, **chat})
-        assert (refusal.status_code, "template" in refusal.text) == (400, True)
+        await stream_side_by_side(http, *names)
+        await tokens_equal_transformers(fleet, gemma3)
+
+
+async def stream_side_by_side(http: httpx.AsyncClient, smollm2: str, gemma3: str) -> None:
+    """Gemma's file has no chat template."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    text = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0.0, "stream": True}
+    chat = {"messages": question, "max_tokens": 32, "temperature": 0.0, "stream": True}
+    answers = await asyncio.gather(
+        http.post("/v1/chat/completions", json={"model": smollm2, **chat}),
+        http.post("/v1/completions", json={"model": smollm2, **text}),
+        http.post("/v1/completions", json={"model": gemma3, **text}),
+    )
+    for answer, word in zip(answers, ("Paris", "Paris", "France"), strict=True):
+        assert answer.status_code == 200, answer.text
+        assert answer.text.rstrip().endswith("data: [DONE]")
+        assert "error" not in answer.text
+        assert word in answer.text
+    refusal = await http.post("/v1/chat/completions", json={"model": gemma3, **chat})
+    assert (refusal.status_code, "template" in refusal.text) == (400, True)
+
+
+async def tokens_equal_transformers(fleet: Fleet, gemma3: Path) -> None:
+    """Ten prompts, around the window of 512 and beyond it."""
+    judge = build_oracle(gemma3)
+    text = load_tokenizer(open_model_files(gemma3)).encode((ROOT / "LICENSE").read_text())
+    prompts = [text[:length] for length in (1, 5, 16, 33, 100, 255, 511, 512, 700, 1200)]
+    options: dict[str, Any] = {"model": gemma3.parent.name, "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+    outputs = await asyncio.gather(*(fleet.generate(prompt, **options) for prompt in prompts))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        said = list(output.token_ids)
+        assert (len(said), said) == (16, greedy_after(judge, prompt, said)), f"prompt of {len(prompt)} tokens"

@@ -42,6 +42,13 @@ def test_fewer_than_four_longest_requests_warn(num_blocks, warned):
         assert "3.8 requests of 60 tokens" in plan.warning
 
 
+@pytest.mark.parametrize(("num_blocks", "refuses"), [(3, True), (4, False)])
+def test_a_pool_below_one_longest_request_warns_with_the_true_limit(num_blocks, refuses):
+    plan = plan_memory(MemoryLimits(0, 0.1, num_blocks), NEEDS, LAYOUT, 60)
+    assert ("requests of more than 48 tokens (prompt + max_tokens) are refused" in plan.warning) is refuses
+    assert ("will queue" in plan.warning) is not refuses
+
+
 def test_the_table_shows_predicted_beside_measured():
     plan = plan_memory(MemoryLimits(1 << 30, 0.25), MemoryNeeds(100 << 20, 50 << 20, 8 << 20, 210 << 20), LAYOUT, 64)
     lines = render_plan(plan, {"weights": 101 << 20, "total": 700 << 20}).splitlines()

@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Fleet, run_fleet
+from tests.support.fleet import DISAGGREGATED, Fleet, run_fleet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-async def test_every_example_runs(tiny_model: Path) -> None:
-    async with run_fleet(tiny_model) as fleet:
+async def test_every_example_runs_where_several_models_are_served(tiny_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(tiny_model)
+    async with run_fleet(tiny_model, DISAGGREGATED, [other]) as fleet:
         said = {path.stem: await output_of(path, fleet) for path in sorted(EXAMPLES.glob("*.py"))}
+        for path in sorted(EXAMPLES.glob("*.py")):
+            code, err = await failure_of(path, address_of(path, fleet), "--model", "absent")
+            assert code == 1
+            assert "'absent'" in err
+            assert "Traceback" not in err
     expected = {
         "grpc_client": (
             "tiny: context of 4096 tokens, ready: True",
@@ -21,7 +28,12 @@ async def test_every_example_runs(tiny_model: Path) -> None:
             "log P('The sky is')",
             "left",
         ),
-        "grpc_async_client": ("'7 and 7 make'", "prefill-0 → decode-0", "too late", "invalid_argument, temperature"),
+        "grpc_async_client": (
+            "'7 and 7 make'",
+            "tiny.prefill-0 → tiny.decode-0",
+            "too late",
+            "invalid_argument, temperature",
+        ),
         "openai_client": ("chat: ", "stream: CompletionUsage(", "logprobs: ", "token ids: ", "tools: "),
         "reflection_client": ("pdserve.v1.Inference\n", "Inference/Generate(GenerateRequest)", '"contextLength": 4096'),
     }
@@ -31,21 +43,32 @@ async def test_every_example_runs(tiny_model: Path) -> None:
             assert text in said[name]
 
 
+def address_of(example: Path, fleet: Fleet) -> str:
+    return f"{fleet.http_url}/v1" if example.stem == "openai_client" else fleet.grpc_address
+
+
 async def output_of(example: Path, fleet: Fleet) -> str:
-    address = fleet.http_url if example.stem == "openai_client" else fleet.grpc_address
+    code, out, err = await run(example, address_of(example, fleet))
+    assert (code, err) == (0, "")
+    return out
+
+
+async def failure_of(example: Path, *arguments: str) -> tuple[int | None, str]:
+    code, _, err = await run(example, *arguments)
+    return code, err
+
+
+async def run(example: Path, *arguments: str) -> tuple[int | None, str, str]:
+    """Exit code, stdout and stderr."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, str(example), address, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, str(example), *arguments, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()
-    assert (process.returncode, err.decode()) == (0, "")
-    return out.decode()
+    return process.returncode, out.decode(), err.decode()
 
 
-@pytest.mark.parametrize("example", ["grpc_client", "grpc_async_client"])
+@pytest.mark.parametrize("example", ["grpc_client", "grpc_async_client", "reflection_client"])
 async def test_where_nobody_answers_that_is_said(example: str) -> None:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(EXAMPLES / f"{example}.py"), "127.0.0.1:1", stdout=pipe, stderr=pipe
-    )
-    _, err = await process.communicate()
-    assert process.returncode == 1
-    assert "UNAVAILABLE" in err.decode()
+    code, err = await failure_of(EXAMPLES / f"{example}.py", "127.0.0.1:1")
+    assert code == 1
+    assert "UNAVAILABLE" in err
+    assert "Traceback" not in err

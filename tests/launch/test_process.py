@@ -72,6 +72,12 @@ def test_the_launchers_command_executes_a_fresh_interpreter() -> None:
     assert child_command("decode", 5, 6)[:4] == [sys.executable, "-m", "pdserve.launch.child", "decode"]
 
 
+def test_children_are_told_apart_by_their_command_lines() -> None:
+    _, events = _start("os.write(READY, (json.dumps({'last': sys.argv[-1]}) + '\\n').encode())")
+    assert events.get(timeout=TIMEOUT_S) == Started("decode-0", {"last": "--name=decode-0"})
+    assert events.get(timeout=TIMEOUT_S) == Exited("decode-0", 0)
+
+
 def test_settings_larger_than_a_pipe_arrive_whole() -> None:
     keys = {f"key-{index}": "tenant" * 20 for index in range(3000)}
     settings = Settings(coordinator=CoordinatorSettings(api_keys=keys))
@@ -104,7 +110,7 @@ def test_ending_an_ended_child_is_harmless() -> None:
 
 @pytest.mark.parametrize("role", list(MODULES))
 def test_a_refusal_inside_a_service_becomes_a_log_line_and_an_exit_code(
-    role: str, monkeypatch: pytest.MonkeyPatch
+    role: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = (
         "from pdserve.launch.child import main\n"
@@ -118,6 +124,7 @@ def test_a_refusal_inside_a_service_becomes_a_log_line_and_an_exit_code(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     _, events = _start(code)
     assert events.get(timeout=TIMEOUT_S) == Exited("decode-0", 41)
+    assert capfd.readouterr().err.endswith(" pdserve.launch.child: no such thing\n")
 
 
 def test_a_child_whose_launcher_died_at_once_does_not_start() -> None:

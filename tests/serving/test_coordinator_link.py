@@ -1,4 +1,5 @@
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -87,6 +88,31 @@ async def test_it_leaves_at_once_while_nobody_answers() -> None:
     await asyncio.sleep(0)
     link.leave()
     assert await asyncio.wait_for(task, 5.0)  # a registration is given 10 s
+
+
+async def test_failed_attempts_are_warned_of_ever_more_rarely_until_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(coordinator_link, "RECONNECT_S", 0.001)
+    caplog.set_level(logging.INFO)
+    fleet = FakeFleet()
+    fleet.refusals = [PdserveError(ErrorReason.DRAINING, "the coordinator is stopping") for _ in range(15)]
+    async with linked(fleet) as link:
+        await asyncio.wait_for(link.registered.wait(), WAIT_S)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == [f"cannot join coordinator {link.address} (the coordinator is stopping), retrying"] * 2
+    assert f"registered with {link.address} after 15 failed attempts" in caplog.messages
+
+
+async def test_nobody_listening_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(coordinator_link.logger, "warning", lambda text, *args: warnings.put_nowait(text % args))
+    link = CoordinatorLink("127.0.0.1:9", fleet_pb2.RegisterRequest(), load)
+    task = asyncio.create_task(link.run())
+    message = await asyncio.wait_for(warnings.get(), WAIT_S)
+    link.leave()
+    assert await asyncio.wait_for(task, WAIT_S)
+    assert message.startswith("cannot join coordinator 127.0.0.1:9 (UNAVAILABLE: ")
 
 
 async def test_a_refusal_is_told_and_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

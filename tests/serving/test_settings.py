@@ -15,6 +15,7 @@ from pdserve.serving.settings import ModelSettings
         ("/models/tiny/", "tiny"),
         ("/models/tiny.gguf", "tiny.gguf"),
         ("models/tiny.gguf", "tiny.gguf"),
+        ("models/tiny.GGUF", "tiny.GGUF"),
         ("./models/tiny", "tiny"),
         ("../tiny", "tiny"),
         ("~/tiny", "tiny"),

@@ -22,6 +22,8 @@ def _refusal(flags: dict[str, object]) -> str:
         ({"coordinator.max_deadline_s": 5}, ("coordinator.default_deadline_s", "coordinator.max_deadline_s")),
         ({"coordinator.http_port": 50051}, ("coordinator.http_port", "coordinator.grpc_port")),
         ({"worker.kv_port": 9, "worker.control_port": 9}, ("worker.control_port", "worker.kv_port")),
+        ({"coordinator.api_keys": '{"": "tenant"}'}, ("coordinator.api_keys",)),
+        ({"coordinator.api_keys": '{"key": " "}'}, ("coordinator.api_keys",)),
         ({"transfer.transports": ""}, ("transfer.transports",)),
         ({"worker.cores": "1,1"}, ("worker.cores",)),
         ({"worker.cores": "-1"}, ("worker.cores",)),

@@ -93,6 +93,14 @@ def test_every_problem_gets_a_line(tmp_path: Path) -> None:
     assert [line.split()[2] for line in lines] == ["colour", "nonsense", "worker.thread"]
 
 
+@pytest.mark.parametrize("section", ["model", "worker"])
+def test_a_section_written_as_a_list_of_tables_is_told_how_to_write_it(tmp_path: Path, section: str) -> None:
+    message = _refusal({}, _config(tmp_path, f"[[{section}]]\n"))
+    assert message.startswith(f"[[{section}]] (")
+    assert f"write [{section}]" in message
+    assert ("further models are [[more_models]]" in message) is (section == "model")
+
+
 def test_a_section_that_is_no_table_is_refused(tmp_path: Path) -> None:
     assert _refusal({}, _config(tmp_path, "worker = 5\n")).startswith("unknown setting worker (")
 

@@ -119,3 +119,14 @@ def _rope_parameters(rope: RopeConfig) -> dict[str, object]:
         found |= {name: getattr(rope, name) for name in named[rope.kind]}
         found["original_max_position_embeddings"] = rope.original_context_length
     return found
+
+
+@torch.inference_mode()
+def greedy_after(model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
+    """The judge's choice after each prefix of `output`: equal to `output` if and only if its own greedy output is.
+
+    One forward over prompt and output, where generating would take one for each token; logits of the output alone,
+    since a large vocabulary makes those of a long prompt a gigabyte.
+    """
+    token_ids = torch.tensor([[*prompt, *output[:-1]]])
+    return model(token_ids, logits_to_keep=len(output)).logits[0].argmax(-1).tolist()

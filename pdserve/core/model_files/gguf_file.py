@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pdserve.core.model_files.architectures import gguf_family
-from pdserve.core.model_files.config import ModelConfig, unsupported
+from pdserve.core.model_files.config import ModelConfig, bad_model, unsupported
 from pdserve.core.model_files.files import StoredTensor
 from pdserve.core.model_files.gguf_header import read_gguf_header
 
@@ -18,7 +18,7 @@ class GgufFiles:
         self._metadata = header.metadata
         if self._metadata.get("split.count", 1) not in {0, 1}:
             raise unsupported(f"a GGUF file split into {self._metadata['split.count']}", "merged into one it works")
-        family = gguf_family(str(self._metadata.get("general.architecture", "(none named)")))
+        family = gguf_family(_architecture(self._metadata))
         self._config = family.from_gguf(self._metadata, {tensor.name: tensor.dtype for tensor in header.tensors})
         self._tensors = [
             family.gguf_tensor(StoredTensor(t.name, t.dtype, t.shape, path, t.offset, t.num_bytes), self._config)
@@ -39,3 +39,10 @@ class GgufFiles:
 
     def stored_tensors(self) -> list[StoredTensor]:
         return self._tensors
+
+
+def _architecture(metadata: Mapping[str, object]) -> str:
+    name = metadata.get("general.architecture")
+    if name is None:
+        raise bad_model("general.architecture is missing in the GGUF file's metadata")
+    return str(name)

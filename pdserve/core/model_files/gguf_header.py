@@ -13,6 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from pdserve.core.model_files.config import bad_model
+from pdserve.core.model_files.damage import damaged
 
 _SCALARS = {
     GGUFValueType.UINT8: "B",
@@ -59,7 +60,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     try:
         return _parse(_Cursor(data))
     except (ValueError, KeyError, OverflowError, struct.error) as error:
-        raise bad_model(f"{path} is truncated or malformed: {error}") from error
+        raise damaged(path, f"is truncated or malformed: {error}") from error
 
 
 class _Cursor:

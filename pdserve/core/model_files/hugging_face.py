@@ -1,12 +1,14 @@
 """A Hugging Face model directory: config.json, generation_config.json, tokenizer files, safetensors shards."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from pdserve.core.errors import PdserveError
 from pdserve.core.model_files.architectures import hugging_face_family
 from pdserve.core.model_files.config import ModelConfig, bad_model
+from pdserve.core.model_files.damage import damaged
 from pdserve.core.model_files.files import StoredTensor
 from pdserve.core.model_files.hugging_face_config import architecture_name
 from pdserve.core.model_files.raw_values import as_token_ids, section, unique_sorted
@@ -21,9 +23,9 @@ class HuggingFaceFiles:
 
     def __init__(self, directory: Path) -> None:
         self._source = directory
-        ggufs = sorted(path.name for path in directory.glob("*.gguf"))
-        if ggufs and not (directory / "config.json").exists():
-            raise bad_model(f"{directory} holds no config.json; name one of its GGUF files: {', '.join(ggufs[:8])}")
+        names = sorted(path.name for path in directory.glob("*"))  # none where it may not be read
+        if names and "config.json" not in names:
+            raise _without_config(directory, names)
         raw = read_json(directory / "config.json")
         raw = section(raw, "text_config") | raw
         self._family = hugging_face_family(architecture_name(raw))
@@ -51,6 +53,14 @@ class HuggingFaceFiles:
         return [tensor for tensor in wanted if tensor is not None]
 
 
+def _without_config(directory: Path, names: Sequence[str]) -> PdserveError:
+    lack = f"{directory} holds no config.json"
+    if "adapter_config.json" in names:
+        return bad_model(f"{lack} but an adapter_config.json: a LoRA adapter; merge it into its base model")
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    return bad_model(f"{lack}; name one of its GGUF files: {', '.join(ggufs[:8])}" if ggufs else lack)
+
+
 def read_json(path: Path) -> dict[str, object]:
     """One JSON object, in which no key may come twice.
 
@@ -62,7 +72,7 @@ def read_json(path: Path) -> dict[str, object]:
     except OSError as error:
         raise bad_model(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise bad_model(f"{path} is not valid JSON: {error}") from error
+        raise damaged(path, f"is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise bad_model(f"{path} is not a JSON object")
     return cast("dict[str, object]", parsed)
@@ -82,7 +92,7 @@ def read_shard(path: Path) -> list[StoredTensor]:
     except OSError as error:
         raise bad_model(f"cannot read {path}: {error.strerror}") from error
     if not raw_header or len(raw_header) < header_bytes:
-        raise bad_model(f"{path} is truncated or not a safetensors file")
+        raise damaged(path, "is truncated or not a safetensors file")
     try:
         header: object = json.loads(raw_header, object_pairs_hook=_no_duplicates)
         items = cast("dict[str, dict[str, object]]", header).items()

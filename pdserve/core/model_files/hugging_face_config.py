@@ -56,9 +56,16 @@ def decoder_config(
 
 
 def architecture_name(raw: Raw) -> str:
-    """The first of `architectures`."""
+    """The first of `architectures`.
+
+    Raises:
+        PdserveError: there is none.
+    """
     names = raw.get("architectures")
-    return str(cast("list[object]", names)[0]) if isinstance(names, list) and names else "(none named)"
+    if not isinstance(names, list) or not names:
+        example = 'a list with the name of its class, such as ["LlamaForCausalLM"]'
+        raise bad_model(f"architectures is missing in the model's config.json: {example}")
+    return str(cast("list[object]", names)[0])
 
 
 def num_layers(raw: Raw) -> int:

@@ -16,6 +16,8 @@ def open_model_files(source: Path) -> ModelFiles:
     """
     if source.is_dir():
         return HuggingFaceFiles(source)
-    if source.suffix == ".gguf":
+    if source.suffix.lower() == ".gguf":
         return GgufFiles(source)
+    if source.suffix in {".safetensors", ".json"} and source.is_file():
+        raise bad_model(f"{source} is one file of a model: pass the directory, {source.absolute().parent}")
     raise bad_model(f"{source} is neither a directory nor a .gguf file")

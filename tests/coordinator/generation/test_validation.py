@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.generation import sequence_requests as sequence_requests_module
 from coordinator.generation.inputs import ChatPrompt, GenerationInput, SamplingInput, TextPrompt, TokenPrompt
 from coordinator.generation.sequence_requests import check_prompt_lengths, sequence_requests
 from coordinator.generation.validation import check_options
@@ -228,3 +229,12 @@ def test_a_long_salt_is_refused() -> None:
 def test_the_prompt_at_fault_is_named_among_several() -> None:
     wanted = GenerationInput((TokenPrompt([1], "prompt[0]"), TokenPrompt([], "prompt[1]")), 0.0)
     assert refusal(wanted, 1, 0).param == "prompt[1]"
+
+
+def test_logprobs_of_outputs_are_bounded_over_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence_requests_module, "MAX_OUTPUT_LOGPROBS", 33)
+    wanted = request(logprobs=3, max_tokens=4)
+    assert len(validate(replace(wanted, n=2))) == 2
+    error = refusal(replace(wanted, n=2, sampling=replace(wanted.sampling, max_tokens=5)))
+    assert error.param == "logprobs"
+    assert "10 × 4" in error.message

@@ -228,6 +228,7 @@ async def test_models_health_and_metrics(serve: Serve) -> None:
     async with serve(build_generator(scheduler)) as client:
         models = (await client.get("/v1/models")).json()
         assert (await client.get("/health")).status_code == 200
+        assert (await client.head("/health")).status_code == (await client.head("/livez")).status_code == 200
         scheduler.ready = False
         unready = await client.get("/health")
         assert (await client.get("/livez")).status_code == 200

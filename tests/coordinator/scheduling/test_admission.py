@@ -30,24 +30,25 @@ def pools(prefill_blocks: int, decode_blocks: int, free: int | None = None) -> l
 @pytest.mark.parametrize("blocks", [1, 7, 10])
 def test_u_blocks_fit_and_one_token_more_does_not(blocks: int) -> None:
     """I02 on both pools; blocks hold 4 tokens."""
-    check_pools(pools(blocks, 100), [entry(blocks * 4, 1)])
-    check_pools(pools(100, blocks), [entry(1, blocks * 4 - 1)] if blocks * 4 > 2 else [])
+    check_pools("m", pools(blocks, 100), [entry(blocks * 4, 1)])
+    check_pools("m", pools(100, blocks), [entry(1, blocks * 4 - 1)] if blocks * 4 > 2 else [])
     for views, too_much in (
         (pools(blocks, 100), entry(blocks * 4 + 1, 1)),
         (pools(100, blocks), entry(1, blocks * 4)),
     ):
         with pytest.raises(PdserveError) as caught:
-            check_pools(views, [entry(1, 1), too_much])
+            check_pools("m", views, [entry(1, 1), too_much])
         assert caught.value.reason is ErrorReason.NEVER_FITS
         assert str(blocks + 1) in caught.value.message
 
 
 def test_one_token_needs_no_decode_worker() -> None:
     prefill_only = pools(10, 10)[:1]
-    check_pools(prefill_only, [entry(4, 1)])
+    check_pools("m", prefill_only, [entry(4, 1)])
     with pytest.raises(PdserveError) as caught:
-        check_pools(prefill_only, [entry(4, 2)])
+        check_pools("m", prefill_only, [entry(4, 2)])
     assert caught.value.reason is ErrorReason.NO_WORKERS
+    assert caught.value.message == "no decode worker for m is ready"
 
 
 def test_what_can_start_at_once_does_not_count_as_waiting() -> None:

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.models.llama.tokenization_llama import LlamaTokenizer
@@ -107,6 +107,8 @@ def test_a_long_prompt_costs_no_more_than_its_tail() -> None:
 
 
 @given(st.binary(max_size=8), st.binary(max_size=12))
+@example(b"", b"\xed\xa0")
+@example(b"\xed", b"\xa0\x80")
 def test_prompt_and_output_together_are_the_whole_text(prompt: bytes, output: bytes) -> None:
     """Any bytes: the output's text begins where the prompt's ends, or takes over the character it ended in."""
     text, before, whole = (
@@ -146,9 +148,8 @@ def check_cut(tokenizer: TextTokenizer, text: str, cut: int) -> None:
     prompt, output = ids[:cut], ids[cut:]
     detokenizer = Detokenizer(tokenizer.token_bytes, prompt)
     deltas = "".join(map(detokenizer.push, output))
-    while unfinished(tokenizer, prompt):
-        prompt = prompt[:-1]
-    assert tokenizer.decode(prompt) + deltas == tokenizer.decode(ids)
+    text, whole = decoded(tokenizer, prompt)[1] + deltas, tokenizer.decode(ids)
+    assert text in {whole, " " + whole}  # some tokenizers drop the space before a text's first word
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,6 +193,7 @@ def test_encoded_text_comes_back(real: TextTokenizer, parts: list[str]) -> None:
 
 @pytest.mark.model
 @given(parts=st.lists(st.sampled_from(SAMPLES), min_size=1, max_size=30), cut=st.integers(1, 60))
+@example(parts=["語 日"], cut=2)
 def test_real_text_cut_anywhere(real: TextTokenizer, parts: list[str], cut: int) -> None:
     check_cut(real, "".join(parts), cut)
 

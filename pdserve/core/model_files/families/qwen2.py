@@ -37,7 +37,9 @@ class Qwen2Family:
 def read_hugging_face(raw: Raw, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     """What Qwen2 and Qwen3 have in common."""
     if raw.get("dual_chunk_attention_config"):
-        raise unsupported("dual_chunk_attention_config", "without that key it works up to the length it was trained for")
+        raise unsupported(
+            "dual_chunk_attention_config", "without that key it works up to the length it was trained for"
+        )
     max_positions = get_int(raw, "max_position_embeddings", 32_768)
     parameters = rope_parameters(raw)
     rope = read_rope(parameters, max_positions)
