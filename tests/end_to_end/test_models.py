@@ -73,13 +73,16 @@ async def test_interleaved_requests_are_answered_as_by_each_model_alone(models: 
             timings = output.finished.timings
             assert (timings.prefill_worker, timings.decode_worker) == (f"{name}.prefill-0", f"{name}.decode-0")
 
-        for unknown in ("oak", ""):
-            refusal = await http.post("/v1/completions", json={"model": unknown, "prompt": [5]})
-            assert refusal.status_code == 404
-            assert all(name in refusal.json()["error"]["message"] for name in models)
+        for name, status, reason in (
+            ("oak", 404, ErrorReason.MODEL_NOT_FOUND),
+            ("", 400, ErrorReason.INVALID_ARGUMENT),
+        ):
+            refusal = await http.post("/v1/completions", json={"model": name, "prompt": [5]})
+            assert refusal.status_code == status
+            assert "ash, birch" in refusal.json()["error"]["message"]
             with pytest.raises(PdserveError, match=r"ash, birch") as caught:
-                await fleet.generate([5], model=unknown)
-            assert caught.value.reason is ErrorReason.MODEL_NOT_FOUND
+                await fleet.generate([5], model=name)
+            assert caught.value.reason is reason
         with pytest.raises(PdserveError) as caught:
             await fleet.generate([320], model="ash")
         assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
