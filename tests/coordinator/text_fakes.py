@@ -17,8 +17,8 @@ from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import ModelInfo
 from pdserve.core.sampling import FinishReason, TokenLogprobs, finish_reason_after
-from pdserve.core.token_bytes import _BYTE_OF_CHAR
 from pdserve.core.tokenizer import TextTokenizer
+from pdserve.core.tokenizer.token_bytes import _BYTE_OF_CHAR
 from pdserve.serving.settings import CoordinatorSettings
 
 EOS = 256

@@ -12,7 +12,7 @@ from coordinator.text.detokenizer import Detokenizer
 from pdserve.core.model_files import open_model_files
 from pdserve.core.model_files.gguf_header import read_gguf_header
 from pdserve.core.tokenizer import TextTokenizer, load_tokenizer
-from pdserve.core.tokenizer_gguf import build_gguf_tokenizer
+from pdserve.core.tokenizer.gguf import build_gguf_tokenizer
 from tests.coordinator.text_fakes import _CHAR_OF_BYTE, EOS, byte_tokenizer
 from tests.support.gguf_tokenizers import byte_level_metadata, sentence_piece_metadata
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from pdserve.core.model_files.config import bad_model
-from pdserve.core.tokenizer_gguf_vocab import GgufVocab, TokenType
+from pdserve.core.tokenizer.gguf_vocab import GgufVocab, TokenType
 
 _SPACE = "▁"
 

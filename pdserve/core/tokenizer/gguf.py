@@ -1,6 +1,6 @@
 """A tokenizer built from a GGUF file's metadata: which kind it is, its special tokens, its BOS and EOS.
 
-How each kind splits text and merges is in `tokenizer_gguf_bpe` and `tokenizer_gguf_spm`.
+How each kind splits text and merges is in `gguf_bpe` and `gguf_sentence_piece`.
 """
 
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pdserve.core.model_files.config import bad_model, unsupported
-from pdserve.core.tokenizer_gguf_bpe import bos_is_usual, build_byte_level_bpe
-from pdserve.core.tokenizer_gguf_spm import build_sentence_piece, with_plain_spaces
-from pdserve.core.tokenizer_gguf_vocab import GgufVocab, TokenType, read_gguf_vocab
+from pdserve.core.tokenizer.gguf_bpe import bos_is_usual, build_byte_level_bpe
+from pdserve.core.tokenizer.gguf_sentence_piece import build_sentence_piece, with_plain_spaces
+from pdserve.core.tokenizer.gguf_vocab import GgufVocab, TokenType, read_gguf_vocab
 
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 

@@ -12,9 +12,9 @@ from pdserve.core.model_files.config import bad_model
 from pdserve.core.model_files.damage import damaged
 from pdserve.core.model_files.files import ModelFiles
 from pdserve.core.model_files.hugging_face import read_json
-from pdserve.core.token_bytes import token_bytes_table
-from pdserve.core.tokenizer_gguf import build_gguf_tokenizer
-from pdserve.core.tokenizer_parts import max_chars_per_token
+from pdserve.core.tokenizer.gguf import build_gguf_tokenizer
+from pdserve.core.tokenizer.parts import max_chars_per_token
+from pdserve.core.tokenizer.token_bytes import token_bytes_table
 
 # Read by the library when it encodes: it must start no threads of its own, which would compete with the workers.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

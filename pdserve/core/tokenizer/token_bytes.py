@@ -6,7 +6,7 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from pdserve.core.model_files.config import unsupported
-from pdserve.core.tokenizer_parts import described
+from pdserve.core.tokenizer.parts import described
 
 _SPACE_MARK = "▁"
 

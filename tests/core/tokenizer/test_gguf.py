@@ -13,8 +13,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files.gguf_header import read_gguf_header
 from pdserve.core.tokenizer import TextTokenizer
-from pdserve.core.tokenizer_gguf import build_gguf_tokenizer
-from pdserve.core.tokenizer_gguf_bpe import PRE_TOKENIZERS
+from pdserve.core.tokenizer.gguf import build_gguf_tokenizer
+from pdserve.core.tokenizer.gguf_bpe import PRE_TOKENIZERS
 from tests.support.gguf_tokenizers import byte_level_metadata, sentence_piece_metadata
 
 

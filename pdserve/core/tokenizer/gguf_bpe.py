@@ -10,7 +10,7 @@ from typing import cast
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pdserve.core.model_files.config import bad_model, unsupported
-from pdserve.core.tokenizer_gguf_vocab import GgufVocab
+from pdserve.core.tokenizer.gguf_vocab import GgufVocab
 
 
 @dataclass(frozen=True, slots=True)
