@@ -135,14 +135,14 @@ def log_uniform(rng: random.Random, low: int, high: int) -> int:
 
 
 @pytest.mark.slow
-async def test_64_mixed_requests_a_third_cancelled_each_equal_to_its_run_alone(
+async def test_32_mixed_requests_a_third_cancelled_each_equal_to_its_run_alone(
     smollm2: Path, prompts: dict[int, list[int]]
 ) -> None:
-    """Disaggregated; the tiny model does the same in both topologies."""
+    """Disaggregated; the tiny model does the same with 64, in both topologies."""
     rng = random.Random(1)
     text = prompts[2000] + prompts[1025]
     plans: list[tuple[list[int], dict[str, Any], int | None]] = []
-    for i in range(64):
+    for i in range(32):
         length, start = log_uniform(rng, 5, 3000), rng.randrange(20)
         options = {"max_tokens": log_uniform(rng, 1, 256), "temperature": 0.0, "ignore_eos": True}
         plans.append((text[start : start + length], options, rng.randint(0, 20) if i % 3 == 0 else None))
