@@ -55,8 +55,10 @@ def sequence_requests(
                     label=request.label[:MAX_LABEL_CHARS],
                 )
             )
-    _check_prompt_logprobs(options, sum(map(len, prompts)) * options.num_choices)
-    _check_output_logprobs(options, sum(request.sampling.max_tokens for request in requests))
+    num_prompt_tokens = sum(map(len, prompts)) * options.num_choices
+    num_output_tokens = sum(request.sampling.max_tokens for request in requests)
+    _check_logprobs(options.sampling.num_prompt_logprobs, num_prompt_tokens, MAX_PROMPT_LOGPROBS, "prompt")
+    _check_logprobs(options.sampling.num_logprobs, num_output_tokens, MAX_OUTPUT_LOGPROBS, "output")
     return requests
 
 
@@ -93,23 +95,11 @@ def _check_prompt_length(num_prompt_tokens: int, options: CheckedOptions, model:
         raise invalid(message, param)
 
 
-def _check_prompt_logprobs(options: CheckedOptions, num_tokens: int) -> None:
-    """`num_tokens`: of all choices' prompts, since each choice brings its own."""
-    asked = options.sampling.num_prompt_logprobs
-    if asked is not None and num_tokens * (asked + 1) > MAX_PROMPT_LOGPROBS:
+def _check_logprobs(num_top: int | None, num_tokens: int, limit: int, whose: str) -> None:
+    """`num_tokens`: the most that all choices may have, each with `num_top` logprobs and its own; None: unasked."""
+    if num_top is not None and num_tokens * (num_top + 1) > limit:
         message = (
-            f"echo with logprobs {asked} gives {num_tokens} × {asked + 1} logprobs of prompt tokens; at most "
-            f"{MAX_PROMPT_LOGPROBS} come in one answer: ask for fewer logprobs, choices or prompts"
-        )
-        raise invalid(message, "logprobs")
-
-
-def _check_output_logprobs(options: CheckedOptions, num_tokens: int) -> None:
-    """`num_tokens`: the most that all choices may have; an answer that is not streamed is held whole."""
-    asked = options.sampling.num_logprobs
-    if asked is not None and num_tokens * (asked + 1) > MAX_OUTPUT_LOGPROBS:
-        message = (
-            f"logprobs {asked} may give {num_tokens} × {asked + 1} logprobs of output tokens; at most "
-            f"{MAX_OUTPUT_LOGPROBS} come in one answer: ask for fewer logprobs, choices or tokens"
+            f"logprobs {num_top} may give {num_tokens} × {num_top + 1} logprobs of {whose} tokens; at most {limit} "
+            "come in one answer: ask for fewer logprobs, choices, prompts or tokens"
         )
         raise invalid(message, "logprobs")

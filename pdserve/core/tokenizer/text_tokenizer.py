@@ -143,7 +143,7 @@ def _configured_template(value: object) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in cast("list[dict[str, object]]", value)}
-        default = named.get("default")
+        entries = [cast("dict[str, object]", e) for e in cast("list[object]", value) if isinstance(e, dict)]
+        default = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
         return default if isinstance(default, str) else None
     return None

@@ -74,7 +74,12 @@ def test_tokens_alone_and_special_tokens_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("template", "expected"),
-    [("T", "T"), ([{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}], "D"), (None, None)],
+    [
+        ("T", "T"),
+        ([{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}], "D"),
+        (["damaged", {"name": ["odd"], "template": 1}], None),
+        (None, None),
+    ],
 )
 def test_chat_templates_of_a_directory(tmp_path: Path, template: object, expected: str | None) -> None:
     files = write_directory(tmp_path, chat_template=template, eos_token={"content": "<eos>"}, bos_token="<s>")
