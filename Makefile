@@ -16,7 +16,7 @@ PROTOS := $(sort $(wildcard proto/pdserve/v1/*.proto))
 .PHONY: help setup serve test test-slow check format proto proto-check settings-docs conformance-docs clean
 
 help:
-	@echo 'make setup      create .venv, install pinned dependencies, fetch the model'
+	@echo 'make setup      create .venv, install pinned dependencies, fetch the model, compile kernels'
 	@echo 'make serve      set up, then serve: HTTP on 127.0.0.1:8000, gRPC on 127.0.0.1:50051; ARGS="…" are flags'
 	@echo 'make test       set up, then run the tests; PYTEST_ARGS="…" are flags'
 	@echo 'make test-slow  set up, then run the slow tests'
@@ -28,6 +28,7 @@ help:
 	@echo 'make clean      remove .venv and caches of tools (not the model)'
 
 setup: $(DEPS) $(MODEL)
+	@$(RUN) pdserve_kernels.compile_all
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.fleet.values import WorkerLoad
@@ -20,10 +20,14 @@ _WORKER_GAUGES = (
     ("pdserve:worker_requests_waiting", "Sequences waiting at the worker", "num_waiting"),
     ("pdserve:worker_requests_running", "Sequences running at the worker", "num_running"),
     ("pdserve:worker_requests_transferring", "KV transfers in or out of the worker", "num_transferring"),
-    ("pdserve:kv_blocks_free", "KV blocks physically free", "num_free_blocks"),
+    ("pdserve:kv_blocks_free", "KV blocks that hold nothing", "num_free_blocks"),
     ("pdserve:kv_blocks_reserved", "KV blocks promised by the ledger", "num_reserved_blocks"),
-    ("pdserve:kv_blocks_cached", "KV blocks in the prefix index", "num_cached_blocks"),
+    ("pdserve:kv_blocks_cached", "KV blocks kept for prefixes that nobody uses now", "num_cached_blocks"),
     ("pdserve:kv_blocks_usable", "KV blocks in all", "num_usable_blocks"),
+)
+_WORKER_COUNTERS = (
+    ("pdserve:prefix_cache_queries", "Prompt tokens looked up in the worker's prefix index", "prefix_queries"),
+    ("pdserve:prefix_cache_hits", "Prompt tokens found in the worker's prefix index", "prefix_hits"),
 )
 
 
@@ -117,7 +121,7 @@ class _LiveCollector(Collector):
         self._state = state
         self._models = sorted(models)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         yield from self._of_models()
         yield from self._of_workers()
 
@@ -136,9 +140,12 @@ class _LiveCollector(Collector):
             moving.add_metric((model,), self._state.num_transferring(model))
         yield from (waiting, running, moving)
 
-    def _of_workers(self) -> Iterator[GaugeMetricFamily]:
+    def _of_workers(self) -> Iterator[Metric]:
         labels = ("model", "role", "worker")
-        reported = [(GaugeMetricFamily(name, text, labels=labels), field) for name, text, field in _WORKER_GAUGES]
+        reported: list[tuple[GaugeMetricFamily | CounterMetricFamily, str]] = [
+            *((GaugeMetricFamily(name, text, labels=labels), field) for name, text, field in _WORKER_GAUGES),
+            *((CounterMetricFamily(name, text, labels=labels), field) for name, text, field in _WORKER_COUNTERS),
+        ]
         usage = GaugeMetricFamily("pdserve:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", labels=labels)
         held = GaugeMetricFamily("pdserve:worker_in_flight", "Sequences that this coordinator has there", labels=labels)
         for worker in self._state.workers():

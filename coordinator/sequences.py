@@ -29,7 +29,10 @@ class SequencePhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """A validated sequence. `arrival_s` and `deadline_s` are readings of `time.monotonic`."""
+    """A validated sequence. `arrival_s` and `deadline_s` are readings of `time.monotonic`.
+
+    Cached prefixes are shared where `cache_salt` is equal; the tenant is part of it.
+    """
 
     model: str
     token_ids: tuple[int, ...]

@@ -1,13 +1,16 @@
 """The life of a request on a decode worker, outside the engine thread: reserve, receive, decode, release.
 
 The reservation is given back when the request has ended *and* neither a transfer nor the engine can still touch one of
-its blocks. Runs on the event loop; speaks no protobuf.
+its blocks; with it goes what it still pins of the prefix cache. Runs on the event loop; speaks no protobuf.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from decode_service.stage import DecodeJob, DecodeStage
+from decode_service.entry import DecodeJob
+from decode_service.stage import DecodeStage
+from pdserve.core.block_keys import COMMON_GROUP, PrefixGroup
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
@@ -15,9 +18,23 @@ from pdserve.engine.ledger import Demand, Denied, Reservation, ReservationLedger
 from pdserve.engine.step_loop import EngineThread
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What Reserve is told of the sequence to come, so that what is cached of it can be held."""
+
+    token_ids: Seq[int] = ()
+    group: PrefixGroup = COMMON_GROUP
+
+
+NO_PROMPT = Prompt()
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
+    """`num_cached_blocks` were pinned when room was reserved: they need not come."""
+
     reservation: Reservation
+    num_cached_blocks: int = 0
     submitted: bool = False
     ended: bool = False
     engine_released: bool = False
@@ -61,8 +78,10 @@ class DecodeRequests:
 
     # --- from the coordinator -----------------------------------------------------------------------------------------
 
-    def reserve(self, sequence_id: SequenceId, demand: Demand, now_s: float, deadline_s: float) -> Reservation | Denied:
-        """Promise blocks for a whole life, or say at once what is missing.
+    def reserve(
+        self, sequence_id: SequenceId, demand: Demand, now_s: float, deadline_s: float, prompt: Prompt = NO_PROMPT
+    ) -> Reservation | Denied:
+        """Promise blocks for a whole life, and hold what is cached of the prompt; or say at once what is missing.
 
         Raises:
             PdserveError: STALE, for a sequence that has ended but still holds blocks.
@@ -72,8 +91,14 @@ class DecodeRequests:
             raise PdserveError(ErrorReason.STALE, "the sequence has ended here")
         answer = self._ledger.reserve(sequence_id, demand, now_s, deadline_s)
         if isinstance(answer, Reservation) and request is None:
-            self._requests[sequence_id] = _Request(answer)
+            pinned = self._stage.pin_prefix(sequence_id, prompt.token_ids, prompt.group, answer.num_blocks)
+            self._requests[sequence_id] = _Request(answer, pinned)
         return answer
+
+    def num_cached_blocks(self, sequence_id: SequenceId) -> int:
+        """How many of its first blocks were here when room was reserved for the sequence."""
+        request = self._requests.get(sequence_id)
+        return 0 if request is None else request.num_cached_blocks
 
     def submit(self, job: DecodeJob, reservation_id: int) -> None:
         """Expect a sequence's KV and go on from it. Without a reservation that is large enough it is failed."""
@@ -143,15 +168,7 @@ class DecodeRequests:
                 small.
         """
         request = self._live(sequence_id, reservation_id)
-        if request.has_kv:
-            raise PdserveError(ErrorReason.STALE, "the sequence has its KV already")
-        if request.inbound_open:
-            message = "an earlier transfer of the sequence is still giving its blocks back"
-            raise PdserveError(ErrorReason.STALE, message, retry_after_s=0.02)
-        reserved = request.reservation.num_blocks
-        if num_blocks > reserved:
-            raise invalid(f"{num_blocks} blocks wanted under a reservation of {reserved}", "num_blocks")
-        request.inbound_open = True
+        self._open_inbound(request, request.num_cached_blocks + num_blocks)
 
     def check_live(self, sequence_id: SequenceId, reservation_id: int) -> None:
         """Refuse what came too late. From any thread.
@@ -172,8 +189,12 @@ class DecodeRequests:
         self._settle(sequence_id, request)
 
     def begin_local(self, sequence_id: SequenceId, reservation_id: int, num_tokens: int) -> None:
-        """This worker's own prefill starts to write under the reservation; raises as `begin_inbound`."""
-        self.begin_inbound(sequence_id, reservation_id, blocks_for_tokens(num_tokens, self._ledger.block_size))
+        """This worker's own prefill starts to write under the reservation; raises as `begin_inbound`.
+
+        It takes from the cache by itself, and then gives up what is pinned for the sequence.
+        """
+        request = self._live(sequence_id, reservation_id)
+        self._open_inbound(request, blocks_for_tokens(num_tokens, self._ledger.block_size))
 
     def end_local(self, sequence_id: SequenceId) -> None:
         """This worker's own prefill holds nothing of the sequence any more; there will be no second one."""
@@ -206,6 +227,17 @@ class DecodeRequests:
             raise PdserveError(ErrorReason.STALE, "there is no such reservation (any more)")
         return request
 
+    def _open_inbound(self, request: _Request, num_blocks: int) -> None:
+        if request.has_kv:
+            raise PdserveError(ErrorReason.STALE, "the sequence has its KV already")
+        if request.inbound_open:
+            message = "an earlier transfer of the sequence is still giving its blocks back"
+            raise PdserveError(ErrorReason.STALE, message, retry_after_s=0.02)
+        reserved = request.reservation.num_blocks
+        if num_blocks > reserved:
+            raise invalid(f"{num_blocks} blocks wanted under a reservation of {reserved}", "num_blocks")
+        request.inbound_open = True
+
     def _check_reserved(self, job: DecodeJob, reservation: Reservation) -> None:
         needed = blocks_for_tokens(job.num_prompt_tokens + job.sampling.max_tokens, self._ledger.block_size)
         if needed > reservation.num_blocks:
@@ -219,5 +251,6 @@ class DecodeRequests:
     def _settle(self, sequence_id: SequenceId, request: _Request) -> None:
         if request.engine_released and not request.inbound_open:
             del self._requests[sequence_id]
+            self._stage.unpin_prefix(sequence_id)
             self._ledger.release(request.reservation.reservation_id)
             self._ledger_changed()

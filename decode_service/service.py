@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc.aio
 
-from decode_service.requests import DecodeRequests
-from decode_service.stage import DecodeJob, DecodeStage
+from decode_service.entry import DecodeJob
+from decode_service.requests import DecodeRequests, Prompt
+from decode_service.stage import DecodeStage
 from pdserve.client.errors import abort_with
 from pdserve.client.wire import sampling_from_proto, sequence_id_from_proto
 from pdserve.core.errors import PdserveError
@@ -24,7 +25,7 @@ from pdserve.engine.events import (
 from pdserve.engine.ledger import Demand, Denied, ReservationLedger
 from pdserve.engine.step_loop import EngineThread
 from pdserve.serving.load import StageLoad, WorkerTotals
-from pdserve.serving.messages import deadline_from, micros, token_output
+from pdserve.serving.messages import deadline_from, micros, prefix_group, token_output
 from pdserve.serving.output_streams import OutputStreams
 from pdserve.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.worker.checks import check_sequence
@@ -56,8 +57,9 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     ) -> worker_pb2.ReserveResponse:
         sequence_id = sequence_id_from_proto(request.context.request_id)
         demand = Demand(request.num_tokens_max, request.num_tokens_expected or request.num_tokens_max)
+        prompt, deadline_s = Prompt(request.token_ids, prefix_group(request.context)), deadline_from(request.context)
         try:
-            answer = self.requests.reserve(sequence_id, demand, time.monotonic(), deadline_from(request.context))
+            answer = self.requests.reserve(sequence_id, demand, time.monotonic(), deadline_s, prompt)
         except PdserveError as error:
             await abort_with(context, error)
         if isinstance(answer, Denied):
@@ -72,6 +74,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
             reservation_id=answer.reservation_id,
             num_blocks=answer.num_blocks,
             lease_ms=round(self._ledger.lease_s * 1000),
+            num_cached_blocks=self.requests.num_cached_blocks(sequence_id),
         )
         return worker_pb2.ReserveResponse(granted=granted)
 
@@ -112,6 +115,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
             sampling=sampling,
             deadline_s=deadline_from(submit.context),
             num_blocks=0,
+            group=prefix_group(submit.context),
         )
         self.requests.submit(job, submit.reservation_id)
 
@@ -151,6 +155,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
                 stale_events=totals.num_stale + self.requests.num_stale,
                 nan_rows=totals.num_nan_rows,
                 exposed_transfer_s=totals.exposed_transfer_s,
+                prefix_queries=totals.num_prefix_queries,
+                prefix_hits=totals.num_prefix_hits,
             ),
         )
 

@@ -16,7 +16,8 @@ from pdserve.core.reservation import blocks_for_tokens
 from pdserve.engine.events import SequenceReleased
 from pdserve.engine.ledger import Demand, Denied, ReservationLedger
 from pdserve.engine.step_loop import EngineThread
-from prefill_service.stage import PrefillJob, PrefillStage
+from prefill_service.prompt import PrefillJob
+from prefill_service.stage import PrefillStage
 
 
 class LocalDecode(Protocol):

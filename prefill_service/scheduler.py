@@ -3,6 +3,7 @@
 Policy only: plain Python, no clock. Knows nothing of blocks; what is queued here fits the pool already.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdserve.core.ids import SequenceId
@@ -14,6 +15,7 @@ class _Waiting:
     num_remaining_tokens: int
     arrival: int
     num_bypasses: int = 0
+    begun: bool = False
 
 
 class PrefillScheduler:
@@ -43,7 +45,7 @@ class PrefillScheduler:
         return sum(entry.num_remaining_tokens for entry in self._waiting.values())
 
     def add(self, sequence_id: SequenceId, num_tokens: int) -> None:
-        """Queue a prompt of `num_tokens` ≥ 1 tokens to compute."""
+        """Queue a prompt with `num_tokens` ≥ 1 tokens to compute, as far as is known before it begins."""
         self._waiting[sequence_id] = _Waiting(sequence_id, num_tokens, self._num_arrivals)
         self._num_arrivals += 1
 
@@ -51,15 +53,23 @@ class PrefillScheduler:
         """Forget a prompt; False if it was not here."""
         return self._waiting.pop(sequence_id, None) is not None
 
-    def schedule(self) -> list[tuple[SequenceId, int]]:
-        """Spend one budget: (prompt, number of its tokens) in order. Counts the tokens as computed."""
+    def schedule(self, begin: Callable[[SequenceId], int | None] = lambda _: None) -> list[tuple[SequenceId, int]]:
+        """Spend one budget: (prompt, number of its tokens) in order. Counts the tokens as computed.
+
+        `begin` is called for each prompt at its first turn. It may correct the number of tokens to compute (0: it is
+        not to be computed after all, and was removed).
+        """
         budget = self._token_budget
         chosen: list[tuple[SequenceId, int]] = []
         latest_arrival = -1
         for entry in sorted(self._waiting.values(), key=self._rank):
             if budget == 0:
                 break
+            if not entry.begun:
+                self._begin(entry, begin)
             num_tokens = min(budget, entry.num_remaining_tokens)
+            if num_tokens == 0:
+                continue
             budget -= num_tokens
             entry.num_remaining_tokens -= num_tokens
             latest_arrival = max(latest_arrival, entry.arrival)
@@ -69,6 +79,12 @@ class PrefillScheduler:
             if self._waiting[sequence_id].num_remaining_tokens == 0:
                 del self._waiting[sequence_id]
         return chosen
+
+    def _begin(self, entry: _Waiting, begin: Callable[[SequenceId], int | None]) -> None:
+        entry.begun = True
+        num_tokens = begin(entry.sequence_id)
+        if num_tokens is not None:
+            entry.num_remaining_tokens = num_tokens
 
     def _rank(self, entry: _Waiting) -> tuple[int, int, int]:
         if entry.num_bypasses >= self._max_bypasses:

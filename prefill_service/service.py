@@ -24,12 +24,13 @@ from pdserve.engine.ledger import ReservationLedger
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step_loop import EngineThread
 from pdserve.serving.load import StageLoad, WorkerTotals
-from pdserve.serving.messages import deadline_from, micros, token_output
+from pdserve.serving.messages import deadline_from, micros, prefix_group, token_output
 from pdserve.serving.output_streams import OutputStreams
 from pdserve.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from pdserve.worker.checks import check_sequence
+from prefill_service.prompt import PrefillJob
 from prefill_service.requests import LocalDecode, PrefillRequest, PrefillRequests
-from prefill_service.stage import PrefillJob, PrefillStage
+from prefill_service.stage import PrefillStage
 
 LOCAL = "local"
 
@@ -79,26 +80,31 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         sampling = sampling_from_proto(submit.sampling)
         try:
             check_sequence(submit.token_ids, submit.num_prompt_tokens, submit.first_output_index, sampling, self._model)
+            sequence = Sequence(sequence_id, list(submit.token_ids), submit.num_prompt_tokens, sampling)
+            request = self._request(sequence, submit)
         except PdserveError as error:
             self._outputs.put_error(sequence_id, error)
-            return
-        sequence = Sequence(sequence_id, list(submit.token_ids), submit.num_prompt_tokens, sampling)
-        deadline_s = deadline_from(submit.context)
+        else:
+            self.requests.submit(request)
+
+    def _request(self, sequence: Sequence, submit: worker_pb2.PrefillSubmit) -> PrefillRequest:
+        deadline_s, group = deadline_from(submit.context), prefix_group(submit.context)
         if not submit.HasField("target"):
-            self.requests.submit(PrefillRequest(PrefillJob(sequence, deadline_s, time.monotonic(), None)))
-            return
+            return PrefillRequest(PrefillJob(sequence, deadline_s, time.monotonic(), None, group=group))
         plan = self._plan(sequence, submit.target, deadline_s)
-        if plan.num_blocks < 0:
-            message = f"{plan.first_block} blocks are said to be cached, more than the prompt has"
-            self._outputs.put_error(sequence_id, invalid(message, "num_cached_blocks"))
-            return
         local = plan.peer.transport == LOCAL
         job = PrefillJob(
-            sequence, deadline_s, time.monotonic(), lambda: self._open(plan), local, num_cached_blocks=plan.first_block
+            sequence, deadline_s, time.monotonic(), lambda: self._open(plan), local, plan.first_block, group
         )
-        self.requests.submit(PrefillRequest(job, plan.reservation_id if local else None))
+        return PrefillRequest(job, plan.reservation_id if local else None)
 
     def _plan(self, sequence: Sequence, target: worker_pb2.DecodeTarget, deadline_s: float) -> TransferPlan:
+        """Within one pool all blocks change hands; elsewhere those that the decode worker lacks are sent."""
+        num_blocks = blocks_for_tokens(sequence.num_tokens, self._block_size)
+        if target.num_cached_blocks > num_blocks:
+            message = f"{target.num_cached_blocks} of the prompt's {num_blocks} blocks are said to be cached"
+            raise invalid(message, "num_cached_blocks")
+        first_block = 0 if target.transport == LOCAL else target.num_cached_blocks
         peer = Peer(
             target.worker.worker_id,
             target.worker.incarnation,
@@ -111,8 +117,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             peer=peer,
             reservation_id=target.reservation_id,
             num_tokens=sequence.num_tokens,
-            num_blocks=blocks_for_tokens(sequence.num_tokens, self._block_size) - target.num_cached_blocks,
-            first_block=target.num_cached_blocks,
+            num_blocks=num_blocks - first_block,
+            first_block=first_block,
             deadline_remaining_s=deadline_s - time.monotonic(),
         )
 
@@ -129,11 +135,13 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._snapshot = snapshot
         for event in events:
             match event:
-                case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent, of_prompt):
+                case TokenSampled(sequence_id, index, token_id, logprobs, finish_reason, spent, of_prompt, cached):
                     durations = common_pb2.PhaseDurations(
                         queue_us=micros(spent.queue_s), compute_us=micros(spent.compute_s)
                     )
-                    output = token_output(index, token_id, logprobs, finish_reason, durations, of_prompt)
+                    output = token_output(
+                        index, token_id, logprobs, finish_reason, durations, of_prompt, num_cached_tokens=cached
+                    )
                     self._outputs.put(sequence_id, output)
                 case SequenceFailed(sequence_id, error):
                     self._outputs.put_error(sequence_id, error)
@@ -164,6 +172,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                 failed=totals.num_failed,
                 stale_events=totals.num_stale,
                 nan_rows=totals.num_nan_rows,
+                prefix_queries=totals.num_prefix_queries,
+                prefix_hits=totals.num_prefix_hits,
             ),
         )
 

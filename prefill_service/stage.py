@@ -3,23 +3,23 @@
 A prompt's automaton, and who owns its blocks in each phase:
 
     QUEUED ────► COMPUTING ────► SENDING ────► (released)
-    no blocks    SEQUENCE        OUTBOUND      free, or the decode stage's (local hand-over)
+    no blocks    SEQUENCE        OUTBOUND      free, cached, or the decode stage's (local hand-over)
+
+A prompt begins with what the prefix cache has of it at that moment, and gives its own full blocks to the cache after
+each step that computed them without a fault.
 
 Blocks are handed to the transfer as chunks finish, but change hands only once: they are freed when computing has ended
 and the transfer has ended, whichever comes last. A prompt that wants no transfer is released after its first token.
 """
 
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
-from kv_transfer.interfaces import OutboundEnd, OutboundTransfer
+from kv_transfer.interfaces import OutboundEnd
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
-from pdserve.core.sampling import TokenLogprobs, finish_reason_after
-from pdserve.engine.block_pool import Owner, OwnerKind
+from pdserve.core.sampling import finish_reason_after
 from pdserve.engine.events import (
     Durations,
     Event,
@@ -31,56 +31,10 @@ from pdserve.engine.events import (
 )
 from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
 from pdserve.engine.step_loop import StageResources
+from prefill_service.prompt import PrefillJob, PrefillTotals, Prompt
 from prefill_service.scheduler import PrefillScheduler
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class PrefillTotals:
-    """Since the worker started. `compute_s`: the time of the steps that computed any of `num_tokens`."""
-
-    num_tokens: int = 0
-    num_completed: int = 0
-    num_cancelled: int = 0
-    num_failed: int = 0
-    num_stale: int = 0
-    num_nan_rows: int = 0
-    num_transfers: int = 0
-    num_transfers_failed: int = 0
-    num_transferred_bytes: int = 0
-    compute_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillJob:
-    """A prompt to compute. `open_transfer` starts its transfer (None: one token is wanted and no KV leaves).
-
-    With `local` the transfer hands the blocks themselves to the decode stage, which then owns them. The first
-    `num_cached_blocks` are not sent: the decode worker has them.
-    """
-
-    sequence: Sequence
-    deadline_s: float
-    arrival_s: float
-    open_transfer: Callable[[], OutboundTransfer] | None
-    local: bool = False
-    num_cached_blocks: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Prompt:
-    job: PrefillJob
-    transfer: OutboundTransfer | None = None
-    transfer_ended: bool = False
-    computing: bool = True
-    num_sent_blocks: int = 0
-    begin_s: float | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-
-    @property
-    def sequence(self) -> Sequence:
-        return self.job.sequence
 
 
 class PrefillStage:
@@ -88,11 +42,12 @@ class PrefillStage:
 
     def __init__(self, scheduler: PrefillScheduler, resources: StageResources) -> None:
         self._scheduler = scheduler
+        self._resources = resources
         self._pool = resources.pool
         self._block_size = resources.block_size
         self._eos_token_ids = resources.eos_token_ids
         self._events: list[Event] = []
-        self._prompts: dict[SequenceId, _Prompt] = {}
+        self._prompts: dict[SequenceId, Prompt] = {}
         self._planned_s = 0.0
         self.totals = PrefillTotals()
 
@@ -104,8 +59,10 @@ class PrefillStage:
         if sequence.id in self._prompts:
             self.totals.num_stale += 1
             return
-        self._prompts[sequence.id] = _Prompt(job, num_sent_blocks=job.num_cached_blocks)
-        self._scheduler.add(sequence.id, sequence.num_remaining_tokens)
+        prefix = self._resources.cached_prefix(job.group)
+        self._prompts[sequence.id] = Prompt(job, prefix, num_sent_blocks=job.num_cached_blocks)
+        num_cached = prefix.num_cached_tokens(sequence) if prefix is not None and _may_skip(sequence) else 0
+        self._scheduler.add(sequence.id, sequence.num_tokens - num_cached)
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """End a prompt in any phase; unknown ids are stale and change nothing."""
@@ -156,14 +113,12 @@ class PrefillStage:
         self._planned_s = now_s
         self._expire(now_s)
         chunks: list[Chunk] = []
-        for sequence_id, num_tokens in self._scheduler.schedule():
-            prompt = self._prompts[sequence_id]
-            sequence = prompt.sequence
-            if prompt.begin_s is None and not self._begin(prompt, now_s):
-                continue
+        chosen = self._scheduler.schedule(lambda sequence_id: self._begin(self._prompts[sequence_id], now_s))
+        for sequence_id, num_tokens in chosen:
+            sequence = self._prompts[sequence_id].sequence
             end = sequence.num_computed_tokens + num_tokens
             num_new = blocks_for_tokens(end, self._block_size) - len(sequence.block_ids)
-            sequence.block_ids += self._pool.allocate(num_new, Owner(OwnerKind.SEQUENCE, sequence_id))
+            sequence.block_ids += self._pool.allocate(num_new, self._prompts[sequence_id].owner)
             chunks.append(Chunk(sequence, num_tokens, sample=end == sequence.num_tokens))
         return chunks
 
@@ -175,6 +130,11 @@ class PrefillStage:
             chunk.sequence.num_computed_tokens += chunk.num_tokens
             prompt.logprobs += result.prompt_logprobs
             self.totals.num_tokens += chunk.num_tokens
+            if result.sampled is not None and result.sampled.token_id is None:
+                self._fail_on_nan(prompt)
+                continue
+            if prompt.prefix is not None:
+                prompt.prefix.publish(chunk.sequence, prompt.owner)
             if result.sampled is None:
                 self._send_finished_blocks(prompt)
             else:
@@ -198,8 +158,9 @@ class PrefillStage:
                 prompt, PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the first token")
             )
 
-    def _begin(self, prompt: _Prompt, now_s: float) -> bool:
-        """Open the transfer, if there is to be one; false if that failed, and with it the prompt."""
+    def _begin(self, prompt: Prompt, now_s: float) -> int:
+        """Open the transfer, if there is to be one, and take what is cached; the number of tokens to compute, 0 if the
+        transfer failed, and with it the prompt."""
         prompt.begin_s = now_s
         if prompt.job.open_transfer is not None:
             try:
@@ -208,14 +169,26 @@ class PrefillStage:
                 self._fail(prompt, error)
             except RuntimeError as error:  # no thread to be had
                 self._fail(prompt, PdserveError(ErrorReason.TRANSFER_FAILED, f"no transfer could start: {error}"))
-        return prompt.computing
+        if not prompt.computing:
+            return 0
+        self._take_cached(prompt)
+        self._send_finished_blocks(prompt)
+        return prompt.sequence.num_remaining_tokens
 
-    def _finish(self, prompt: _Prompt, token: Sampled, now_s: float) -> None:
-        if token.token_id is None:
-            self.totals.num_nan_rows += 1
-            self._fail(prompt, PdserveError(ErrorReason.NUMERICAL_ERROR, "the logits held a NaN or an infinity"))
-            return
+    def _take_cached(self, prompt: Prompt) -> None:
+        """Under a local reservation: what is pinned for it first becomes the prompt's own, so that it cannot go."""
         sequence = prompt.sequence
+        if prompt.prefix is not None and _may_skip(sequence):
+            prompt.num_cached_tokens = prompt.prefix.acquire(sequence, prompt.owner)
+            self.totals.num_prefix_queries += sequence.num_tokens
+            self.totals.num_prefix_hits += prompt.num_cached_tokens
+        if prompt.job.local:
+            self._pool.unpin(sequence.id)
+
+    def _finish(self, prompt: Prompt, token: Sampled, now_s: float) -> None:
+        sequence = prompt.sequence
+        if token.token_id is None:
+            raise RuntimeError("a prompt was finished without a token")
         sequence.token_ids.append(token.token_id)
         index = sequence.num_output_tokens - 1
         reason = finish_reason_after(token.token_id, index + 1, sequence.sampling, self._eos_token_ids)
@@ -223,7 +196,16 @@ class PrefillStage:
         durations = Durations(queue_s=begin_s - prompt.job.arrival_s, compute_s=now_s - begin_s)
         logprobs, prompt.logprobs = tuple(prompt.logprobs), []
         self._events.append(
-            TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations, logprobs)
+            TokenSampled(
+                sequence.id,
+                index,
+                token.token_id,
+                token.logprobs,
+                reason,
+                durations,
+                logprobs,
+                prompt.num_cached_tokens,
+            )
         )
         self.totals.num_completed += 1
         if reason is None and prompt.transfer is not None:
@@ -233,7 +215,7 @@ class PrefillStage:
         else:
             self._end(prompt, "finished with its first token")
 
-    def _send_finished_blocks(self, prompt: _Prompt) -> None:
+    def _send_finished_blocks(self, prompt: Prompt) -> None:
         """Hand the transfer every block whose last token is computed; the partial last one when computing has ended."""
         if prompt.transfer is None or prompt.transfer_ended:
             return
@@ -244,12 +226,19 @@ class PrefillStage:
             prompt.transfer.send(sequence.block_ids[prompt.num_sent_blocks : num_final])
             prompt.num_sent_blocks = num_final
 
-    def _fail(self, prompt: _Prompt, error: PdserveError) -> None:
+    def _fail_on_nan(self, prompt: Prompt) -> None:
+        """None of its KV is to be trusted, nor what was cached of it before the fault showed."""
+        self.totals.num_nan_rows += 1
+        if prompt.prefix is not None:
+            prompt.prefix.retract(prompt.sequence, prompt.owner)
+        self._fail(prompt, PdserveError(ErrorReason.NUMERICAL_ERROR, "the logits held a NaN or an infinity"))
+
+    def _fail(self, prompt: Prompt, error: PdserveError) -> None:
         self.totals.num_failed += 1
         self._events.append(SequenceFailed(prompt.sequence.id, error))
         self._end(prompt, error.reason.value)
 
-    def _end(self, prompt: _Prompt, reason: str) -> None:
+    def _end(self, prompt: Prompt, reason: str) -> None:
         """Stop computing; abort the transfer if one is open; release the blocks once no transfer can read them."""
         sequence = prompt.sequence
         self._scheduler.remove(sequence.id)
@@ -258,12 +247,16 @@ class PrefillStage:
         if prompt.transfer is not None and not prompt.transfer_ended:
             prompt.transfer.abort(reason)
             return
-        self._pool.free(sequence.block_ids, Owner(OwnerKind.OUTBOUND, sequence.id))
+        self._pool.free(sequence.block_ids, prompt.owner)
         del self._prompts[sequence.id]
         self._events.append(SequenceReleased(sequence.id))
 
-    def _stop_computing(self, prompt: _Prompt) -> None:
-        sequence_id = prompt.sequence.id
+    def _stop_computing(self, prompt: Prompt) -> None:
+        old = prompt.owner
         prompt.computing = False
-        old, new = Owner(OwnerKind.SEQUENCE, sequence_id), Owner(OwnerKind.OUTBOUND, sequence_id)
-        self._pool.hand_over(prompt.sequence.block_ids, old, new)
+        self._pool.hand_over(prompt.sequence.block_ids, old, prompt.owner)
+
+
+def _may_skip(sequence: Sequence) -> bool:
+    """Whether tokens may be left uncomputed: not where the prompt's own logprobs are asked for."""
+    return sequence.sampling.num_prompt_logprobs is None

@@ -109,7 +109,9 @@ class Fleet:
             raise PdserveError(ErrorReason.DRAINING, "the coordinator is stopping")
         _check_itself(info, self._config.models)
         others = [worker.info for worker in self.workers() if worker.info.key.worker_id != info.key.worker_id]
-        _check_peers(info, [other for other in others if other.model_name == info.model_name])
+        peers = [other for other in others if other.model_name == info.model_name]
+        _check_peers(info, peers)
+        _warn_of_other_evaluation(info, peers)
         self._replace(info)
         worker = Worker(info, self._clock(), self.changes.notify)
         self._workers[info.key.worker_id] = worker
@@ -238,3 +240,17 @@ def _check_peers(info: WorkerInfo, peers: Seq[WorkerInfo]) -> None:
         if not any(layout in peer.kv_layouts for layout in info.kv_layouts):
             fields = ", ".join(info.kv_layouts[0].differences(peer.kv_layouts[0]))
             raise _incompatible(info, f"KV layout differs from {name}'s in {fields}")
+
+
+def _warn_of_other_evaluation(info: WorkerInfo, peers: Seq[WorkerInfo]) -> None:
+    """Such a mix is no reason to refuse: it lasts for as long as a rolling upgrade does."""
+    other = next((peer for peer in peers if peer.model.evaluation_id != info.model.evaluation_id), None)
+    if other is not None:
+        logger.warning(
+            "worker %s computes %s otherwise than %s (evaluation ids %s, %s): the same request may get other tokens",
+            info.key.worker_id,
+            info.model_name,
+            other.key.worker_id,
+            info.model.evaluation_id or "unknown",
+            other.model.evaluation_id or "unknown",
+        )

@@ -57,6 +57,7 @@ class StatusSource:
             load=reports.get(info.key),
             num_in_flight=worker.num_in_flight(role),
             transports=info.transports,
+            evaluation_id=info.model.evaluation_id,
         )
 
     def _queue(self, model: str) -> fleet_pb2.QueueStatus:

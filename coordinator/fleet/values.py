@@ -77,7 +77,11 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A load report, as far as decisions and metrics need it."""
+    """A load report, as far as decisions and metrics need it.
+
+    `prefix_queries` and `prefix_hits` count prompt tokens since the worker started: looked up in its prefix index, and
+    found there.
+    """
 
     ledger_version: int
     step_count: int
@@ -91,6 +95,8 @@ class WorkerLoad:
     num_reserved_blocks: int
     num_usable_blocks: int
     num_cached_blocks: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,8 @@ def load_from_proto(message: fleet_pb2.LoadReport) -> WorkerLoad:
         num_reserved_blocks=message.num_reserved_blocks,
         num_usable_blocks=message.num_usable_blocks,
         num_cached_blocks=message.num_cached_blocks,
+        prefix_queries=message.totals.prefix_queries,
+        prefix_hits=message.totals.prefix_hits,
     )
 
 
@@ -100,7 +102,10 @@ def context_to_proto(
 
 def reserve_to_proto(context: worker_pb2.RequestContext, request: SequenceRequest) -> worker_pb2.ReserveRequest:
     return worker_pb2.ReserveRequest(
-        context=context, num_tokens_max=request.num_tokens_max, num_tokens_expected=request.num_tokens_max
+        context=context,
+        num_tokens_max=request.num_tokens_max,
+        num_tokens_expected=request.num_tokens_max,
+        token_ids=request.token_ids,
     )
 
 

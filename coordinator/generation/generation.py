@@ -81,7 +81,7 @@ class Generation:
         model: TextModel,
         outputs: Sequence[ChoiceOutput],
         streams: Sequence[SequenceStream],
-        num_prompt_tokens: int,
+        num_prompts: int,
     ) -> None:
         sequence = outputs[0].request
         self.model = model
@@ -89,7 +89,8 @@ class Generation:
         self.seed = sequence.sampling.seed
         self.deadline_s = sequence.deadline_s
         self.num_choices = len(outputs)
-        self.num_prompt_tokens = num_prompt_tokens
+        self.choices_per_prompt = len(outputs) // num_prompts
+        self.num_prompt_tokens = sum(len(output.request.token_ids) for output in outputs[:: self.choices_per_prompt])
         self.outcome: str | None = None
         self._outputs, self._streams = outputs, streams
         self._num_cached_tokens = [0] * len(outputs)

@@ -120,14 +120,13 @@ class Generator:
         options = check_options(request, model, self.settings, lambda: secrets.randbits(64))
         check_prompt_lengths(request, options, model)
         prompts = await self.encode(request.prompts, model)
-        num_prompt_tokens = sum(map(len, prompts))
         requests = sequence_requests(request, options, prompts, model, self.settings)
-        num_echoed = num_prompt_tokens if options.echo else 0
+        num_echoed = sum(map(len, prompts)) if options.echo else 0
         outputs = await self.text_work(num_echoed, lambda: choice_outputs(request, options, requests, model))
         if self.clock() >= options.deadline_s:
             raise PdserveError(ErrorReason.DEADLINE_EXCEEDED, "the deadline passed before the request was queued")
         streams = self._scheduler.submit(requests)
-        return Generation(model, outputs, streams, num_prompt_tokens)
+        return Generation(model, outputs, streams, len(prompts))
 
     def _record(self, request: GenerationInput, generation: Generation | None, outcome: str) -> None:
         if self._observer is None:

@@ -1,8 +1,10 @@
 """The second step of validation, with the prompts' token ids at hand: one SequenceRequest for each choice."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.auth import DEFAULT_TENANT
 from coordinator.generation.inputs import GenerationInput, TokenPrompt
 from coordinator.generation.served_model import TextModel
 from coordinator.generation.validation import CheckedOptions
@@ -51,7 +53,7 @@ def sequence_requests(
                     deadline_s=options.deadline_s,
                     tenant=request.tenant,
                     request_class=request.request_class or "default",
-                    cache_salt=request.cache_salt,
+                    cache_salt=tenant_salt(request.tenant, request.cache_salt),
                     label=request.label[:MAX_LABEL_CHARS],
                 )
             )
@@ -60,6 +62,16 @@ def sequence_requests(
     _check_logprobs(options.sampling.num_prompt_logprobs, num_prompt_tokens, MAX_PROMPT_LOGPROBS, "prompt")
     _check_logprobs(options.sampling.num_logprobs, num_output_tokens, MAX_OUTPUT_LOGPROBS, "output")
     return requests
+
+
+def tenant_salt(tenant: str, cache_salt: str) -> str:
+    """What workers salt block keys with: different for any two (tenant, salt) pairs; empty for the default one's none.
+
+    A list in JSON, since a tenant's name joined to a salt could spell another tenant's name and salt.
+    """
+    if tenant == DEFAULT_TENANT and not cache_salt:
+        return ""
+    return json.dumps([tenant, cache_salt])
 
 
 def _max_tokens(

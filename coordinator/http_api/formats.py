@@ -2,30 +2,36 @@
 
 from typing import Protocol
 
-from coordinator.generation.generation import ChoiceEnd, GenerationEvent
+from coordinator.generation.generation import ChoiceEnd, Generation, GenerationEvent
 from coordinator.http_api.answers import Answer, PromptTokensDetails, UsageAnswer
 from coordinator.http_api.chat_answers import ChatAnswer
 from coordinator.http_api.completion_answers import CompletionAnswer
 
 
 class Totals:
-    """A request's usage, summed over its choices as they end. Prompts count once, however many choices share them."""
+    """A request's usage, summed over its choices as they end. Prompts count once, however many choices share them.
 
-    def __init__(self, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
+    So do their cached tokens: those that no choice had to compute. That one choice finds what another of the same
+    request has just computed is not counted.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._num_prompt_tokens = generation.num_prompt_tokens
+        self._choices_per_prompt = generation.choices_per_prompt
         self._num_completion_tokens = 0
-        self._num_cached_tokens = 0
+        self._num_cached_tokens: dict[int, int] = {}
 
     def add(self, end: ChoiceEnd) -> None:
         self._num_completion_tokens += end.usage.completion_tokens
-        self._num_cached_tokens = max(self._num_cached_tokens, end.usage.cached_tokens)
+        prompt, cached = end.choice // self._choices_per_prompt, end.usage.cached_tokens
+        self._num_cached_tokens[prompt] = min(cached, self._num_cached_tokens.get(prompt, cached))
 
     def answer(self) -> UsageAnswer:
         return UsageAnswer(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_completion_tokens,
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._num_cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached_tokens.values())),
         )
 
 

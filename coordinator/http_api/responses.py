@@ -55,7 +55,7 @@ async def whole_answer(opening: OpenGeneration, make_format: MakeFormat) -> str:
     """Run a generation to its end and return the JSON of its answer."""
     async with opening as generation:
         answers = make_format(generation)
-        totals = Totals(generation.num_prompt_tokens)
+        totals = Totals(generation)
         async for event in generation:
             answers.add(event)
             if isinstance(event, ChoiceEnd):
@@ -109,7 +109,7 @@ class EventStream(Response):
 
     async def _send_all(self, events: "_EventSender", generation: Generation) -> None:
         answers = self._make_format(generation)
-        totals = Totals(generation.num_prompt_tokens)
+        totals = Totals(generation)
         introduced: set[int] = set()
         async for event in generation:
             if event.choice not in introduced:

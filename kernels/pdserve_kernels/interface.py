@@ -57,6 +57,11 @@ class Kernels(Protocol):
     def row_multiple(self) -> int: ...
 
     @property
+    def numerics_version(self) -> str:
+        """A name of the arithmetic; whoever changes a bit changes it."""
+        ...
+
+    @property
     def workspace_bytes(self) -> int:
         """Upper bound of what `attend` allocates on the side, its result apart."""
         ...

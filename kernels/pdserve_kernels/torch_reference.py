@@ -19,6 +19,7 @@ class TorchKernels:
     """See `interface.Kernels`."""
 
     row_multiple = 4
+    numerics_version = "torch-1"
     workspace_bytes = WORKSPACE_BYTES
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:

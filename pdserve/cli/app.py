@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pdserve.cli import console
+from pdserve.cli.bench import bench_app
 from pdserve.cli.generate import generate
 from pdserve.cli.serve import coordinator, serve, worker
 from pdserve.cli.status import status
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Model files.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+app.add_typer(bench_app, name="bench")
 
 app.command()(serve)
 app.command()(coordinator)

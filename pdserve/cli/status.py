@@ -48,6 +48,7 @@ def tables(fleet: pb.FleetStatus) -> Iterator[Table]:
     for model in dict.fromkeys(pool.model_name for pool in fleet.pools):
         yield pools_table(fleet, model)
     yield addresses_table(fleet)
+    yield evaluations_table(fleet)
     yield reservations_table(fleet)
     yield queues_table(fleet)
     yield work_table(fleet)
@@ -83,6 +84,15 @@ def addresses_table(fleet: pb.FleetStatus) -> Table:
     workers = {w.worker.worker_id: (pool.model_name, w.control_address) for pool in fleet.pools for w in pool.workers}
     for name, (model, address) in sorted(workers.items()):
         table.add_row(name, model, address)
+    return table
+
+
+def evaluations_table(fleet: pb.FleetStatus) -> Table:
+    """One row a worker: the evaluation id of its configuration, by which docs/quality.md tells what it scores."""
+    table = _table("Evaluations", ("worker", "evaluation id"), ())
+    found = {worker.worker.worker_id: worker.evaluation_id for pool in fleet.pools for worker in pool.workers}
+    for name, evaluation_id in sorted(found.items()):
+        table.add_row(name, evaluation_id or "unknown")
     return table
 
 

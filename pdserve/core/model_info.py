@@ -24,7 +24,8 @@ class KvLayout:
     """The meaning of a block's bytes. Two workers exchange blocks only if every field is equal.
 
     A block is one contiguous run: for each layer, K then V, each [kv_head, …] in `inner_order`:
-    "slot_dim" is [block_size, head_dim] for both.
+    "slot_dim" is [block_size, head_dim] for both; "word_columns", with w elements to four bytes, [head_dim / w,
+    block_size, w] for K and [block_size / w, head_dim, w] for V.
     """
 
     dtype: str

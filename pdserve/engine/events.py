@@ -22,7 +22,8 @@ class Durations:
 class TokenSampled:
     """Output token number `index` (0-based over the request's output); `finish_reason` set if it is the last.
 
-    `prompt_logprobs`, of the prompt's tokens from the second on, come with the token that prefill samples.
+    `prompt_logprobs`, of the prompt's tokens from the second on, and `num_cached_tokens`, of those that prefill did not
+    compute, come with the token that prefill samples.
     """
 
     sequence_id: SequenceId
@@ -32,6 +33,7 @@ class TokenSampled:
     finish_reason: FinishReason | None
     durations: Durations
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-"""The authority on promised KV blocks: lifetime reservations with leases. Counts only; block ids are the pool's."""
+"""The authority on promised KV blocks: lifetime reservations with leases. Counts only; block ids are the pool's.
+
+Knows nothing of the prefix cache. A reservation counts a sequence's whole lifetime, blocks that it shares included, so
+a block shared by three is counted three times: what is held is never more than what is promised. Cached blocks that
+nobody holds can be evicted, and count as free.
+"""
 
 import math
 from collections.abc import Callable

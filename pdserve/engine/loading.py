@@ -11,17 +11,17 @@ from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_files import ModelConfig, open_model_files
 from pdserve.core.model_files.files import fingerprint
 from pdserve.core.model_info import KvLayout, ModelInfo
+from pdserve.engine.evaluation import evaluation_id
 from pdserve.engine.memory import MemoryLimits, MemoryNeeds, MemoryPlan, plan_memory, render_plan
 from pdserve.engine.memory_probe import MemoryMeter, available_bytes, resident_bytes
-from pdserve.engine.model.decoder import DecoderModel
+from pdserve.engine.model.choice import KernelChoice, ModelOptions, Precision, empty_model
 from pdserve.engine.model.parameters import DecoderParameters
 from pdserve.engine.model.rope import rope_table_bytes
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
 from pdserve.engine.runner import SCORED_ROWS, ModelRunner
 from pdserve.engine.weights import Progress, load_weights
-from pdserve_kernels.interface import Kernels
-from pdserve_kernels.torch_reference import TorchKernels
 
+WARM_UP_TOKENS = 64
 FREE_SHARE = 0.8
 """Of the memory that is free at start, where no budget is given."""
 MAX_CPU_BUDGET_BYTES = 4 << 30
@@ -30,7 +30,10 @@ MAX_CPU_BUDGET_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What to load and how much to hold. `max_step_tokens` and `max_step_samples` bound one forward, for the plan."""
+    """What to load and how much to hold. `max_step_tokens` and `max_step_samples` bound one forward.
+
+    `kernels` and `attention_precision`: see `ModelOptions`.
+    """
 
     source: Path
     name: str
@@ -41,6 +44,8 @@ class EngineConfig:
     transfer_buffer_bytes: int = 32 << 20
     max_step_tokens: int = 576
     max_step_samples: int = 64
+    kernels: KernelChoice = "auto"
+    attention_precision: Precision = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +73,31 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     device = _device(config.device)
     meter = MemoryMeter(partial(resident_bytes, device))
     files = open_model_files(config.source)
-    kernels = TorchKernels()
-    layout = _layout(files.config, config)
+    model = empty_model(files.config, _options(config, device))
+    layout = _layout(files.config, config, model.kv_inner_order)
     plan = plan_memory(
         _limits(config, device, meter),
-        _needs(files.config, config, kernels, meter),
+        _needs(files.config, config, model.workspace_bytes, meter),
         layout,
         files.config.context_length,
     )
-    model = DecoderModel(files.config, TORCH_DTYPES[config.dtype], device, kernels)
     load_weights(files, model, progress)
     meter.mark("weights")
     paged_kv = PagedKv(layout, plan.num_blocks, device)
     meter.mark("KV cache")
-    runner = ModelRunner(model, kernels, paged_kv)
-    runner.warm_up()
+    runner = ModelRunner(model, paged_kv)
+    runner.warm_up(min(WARM_UP_TOKENS, config.max_step_tokens))
     meter.mark("workspace")
+    model_fingerprint = fingerprint(files, config.dtype)
     info = ModelInfo(
         name=config.name,
-        fingerprint=fingerprint(files, config.dtype),
+        fingerprint=model_fingerprint,
         architecture=files.config.architecture,
         dtype=config.dtype,
         vocab_size=files.config.vocab_size,
         context_length=files.config.context_length,
         eos_token_ids=files.config.eos_token_ids,
+        evaluation_id=evaluation_id(model_fingerprint, config.dtype, layout, model.numerics_version),
     )
     return LoadedEngine(runner, paged_kv, info, plan, dict(meter.measured))
 
@@ -105,10 +111,29 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
+def _options(config: EngineConfig, device: torch.device) -> ModelOptions:
     if config.dtype not in TORCH_DTYPES:
         raise PdserveError(ErrorReason.UNSUPPORTED, f"dtype {config.dtype!r} is not implemented", param="dtype")
-    return KvLayout(config.dtype, config.block_size, model.num_layers, model.num_kv_heads, model.head_dim)
+    return ModelOptions(
+        dtype=TORCH_DTYPES[config.dtype],
+        device=device,
+        block_size=config.block_size,
+        max_rows=config.max_step_tokens,
+        max_samples=max(config.max_step_samples, SCORED_ROWS),
+        kernels=config.kernels,
+        attention_precision=config.attention_precision,
+    )
+
+
+def _layout(model: ModelConfig, config: EngineConfig, inner_order: str) -> KvLayout:
+    return KvLayout(
+        config.dtype,
+        config.block_size,
+        model.num_layers,
+        model.num_kv_heads,
+        model.head_dim,
+        inner_order=inner_order,
+    )
 
 
 def _limits(config: EngineConfig, device: torch.device, meter: MemoryMeter) -> MemoryLimits:
@@ -122,7 +147,7 @@ def _limits(config: EngineConfig, device: torch.device, meter: MemoryMeter) -> M
     return replace(config.memory, budget_bytes=budget)
 
 
-def _needs(model: ModelConfig, config: EngineConfig, kernels: Kernels, meter: MemoryMeter) -> MemoryNeeds:
+def _needs(model: ModelConfig, config: EngineConfig, workspace_bytes: int, meter: MemoryMeter) -> MemoryNeeds:
     """The largest step's activations, fp32: residual, norm and q/k/v/out rows, gate and up with their product; then
     logits, twice those that are sampled or, of a prompt, those scored at a time with their fp64 copy."""
     query = model.num_heads * model.head_dim
@@ -130,7 +155,7 @@ def _needs(model: ModelConfig, config: EngineConfig, kernels: Kernels, meter: Me
     logits = max(8 * config.max_step_samples, 12 * SCORED_ROWS) * model.vocab_size
     return MemoryNeeds(
         weights=_num_weight_bytes(model, TORCH_DTYPES[config.dtype]),
-        workspace=4 * config.max_step_tokens * widths + logits + kernels.workspace_bytes,
+        workspace=4 * config.max_step_tokens * widths + logits + workspace_bytes,
         transfer_buffers=config.transfer_buffer_bytes,
         runtime=meter.measured["runtime"],
     )

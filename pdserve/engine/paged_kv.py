@@ -1,12 +1,16 @@
 """The tensor that holds all KV blocks, and raw access to a block's bytes. Who owns which block is decided elsewhere."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
+from pdserve_kernels.host_memory import huge_empty
 
+INNER_ORDERS = ("slot_dim", "word_columns")
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -14,18 +18,19 @@ class PagedKv:
     """A block store (see `interfaces.BlockStore`) over one pool tensor.
 
     `pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]: a block is one contiguous run of bytes.
+    The last two dimensions are to be taken literally in the inner order "slot_dim" only.
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
         if num_blocks < 1:
             raise PdserveError(ErrorReason.INVALID_ARGUMENT, f"a pool of {num_blocks} KV blocks cannot serve")
-        if layout.inner_order != "slot_dim" or layout.scale_layout != "none" or layout.dtype not in TORCH_DTYPES:
+        if layout.inner_order not in INNER_ORDERS or layout.scale_layout != "none" or layout.dtype not in TORCH_DTYPES:
             raise PdserveError(ErrorReason.UNSUPPORTED, f"KV layout {layout} is not implemented")
         self._layout = layout
         heads = layout.num_kv_heads // layout.head_shard_size
         shape = (num_blocks, layout.num_layers, 2, heads, layout.block_size, layout.head_dim)
         # Touched at once, so that memory which is not there fails now and not in the middle of a generation.
-        self.pool: Tensor = torch.empty(shape, dtype=TORCH_DTYPES[layout.dtype], device=device).zero_()
+        self.pool: Tensor = _allocate(shape, TORCH_DTYPES[layout.dtype], device).zero_()
         self._bytes = self.pool.view(num_blocks, -1).view(torch.uint8)
         self._host: np.ndarray | None = self._bytes.numpy() if device.type == "cpu" else None
 
@@ -68,3 +73,9 @@ class PagedKv:
                 ErrorReason.INVALID_ARGUMENT,
                 f"bytes {offset} to {offset + num_bytes} do not lie in a block of {self._layout.block_bytes}",
             )
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return huge_empty(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

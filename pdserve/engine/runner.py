@@ -2,149 +2,145 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from itertools import accumulate
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import SamplingParams, TokenLogprobs
-from pdserve.engine.model.interface import ForwardInput, Model
+from pdserve.engine.model.interface import Int32s, Model, Profile, StepInput
 from pdserve.engine.paged_kv import PagedKv
-from pdserve.engine.sampler import raw_logprobs, sample
+from pdserve.engine.sampler import raw_logprobs, sample_rows
 from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
-from pdserve_kernels.interface import Kernels, RaggedBatch
 
-_WARM_UP_TOKENS = 64
 SCORED_ROWS = 32
 """Rows of prompt logits held at a time: with a vocabulary of 262,144, 32 MiB, and twice that to score them."""
 
 
 class ModelRunner:
-    """See `interfaces.Runner`. Rows are padded with token 0 up to what the kernels need for equal bits."""
+    """See `interfaces.Runner`."""
 
-    def __init__(self, model: Model, kernels: Kernels, paged_kv: PagedKv) -> None:
+    def __init__(self, model: Model, paged_kv: PagedKv) -> None:
         self._model = model
-        self._kernels = kernels
         self._paged_kv = paged_kv
         self._eos_token_ids = frozenset(model.config.eos_token_ids)
 
     def run(self, chunks: Seq[Chunk]) -> list[ChunkResult]:
         if not chunks:
             return []
-        for chunk in chunks:
-            self._check(chunk)
-        hidden = self._forward(chunks)
-        scores = [
-            self._score_prompt(chunk, start, hidden) for chunk, start in zip(chunks, _starts(chunks), strict=True)
-        ]
-        rows = iter(self._sampled_logits(chunks, hidden))
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        return [self._result(chunk, scored, rows) for chunk, scored in zip(chunks, scores, strict=True)]
+        spans = _Spans(chunks)
+        self._check(chunks, spans)
+        self._model.forward(self._step_input(chunks, spans), self._paged_kv.pool)
+        scores = {
+            index: self._score_prompt(chunk, int(spans.starts[index]))
+            for index, chunk in enumerate(chunks)
+            if chunk.sequence.sampling.num_prompt_logprobs is not None
+        }
+        sampled = iter(self._sample(chunks, spans))
+        results = [ChunkResult(next(sampled) if chunk.sample else None) for chunk in chunks]
+        for index, scored in scores.items():
+            results[index] = (
+                ChunkResult(Sampled(None)) if scored is None else ChunkResult(results[index].sampled, tuple(scored))
+            )
+        return results
 
-    def warm_up(self) -> None:
-        """Run one prompt and one decode row, so that the first request does not pay for first calls.
+    def warm_up(self, num_tokens: int) -> None:
+        """Run one prompt of up to `num_tokens` and one decode row, so that the first request does not pay for it.
 
         Call before any block is handed out: it writes to blocks 0, 1, ….
         """
         block_size = self._paged_kv.layout.block_size
         room = min(self._paged_kv.num_blocks * block_size, self._model.config.context_length)
-        num_tokens = min(_WARM_UP_TOKENS, room)
+        num_tokens = min(num_tokens, room)
         blocks = list(range(blocks_for_tokens(num_tokens, block_size)))
         sequence = Sequence(SequenceId(0, 0), [0] * num_tokens, num_tokens, SamplingParams(max_tokens=1), blocks)
         self.run([Chunk(sequence, num_tokens, sample=True)])
         sequence.num_computed_tokens = num_tokens - 1
         self.run([Chunk(sequence, 1, sample=True)])
 
-    def _check(self, chunk: Chunk) -> None:
-        sequence = chunk.sequence
-        end = sequence.num_computed_tokens + chunk.num_tokens
-        if chunk.num_tokens < 1 or end > sequence.num_tokens or (chunk.sample and end != sequence.num_tokens):
-            raise PdserveError(ErrorReason.INTERNAL, f"sequence {sequence.id} has no such chunk (ends at {end})")
-        if end > len(sequence.block_ids) * self._paged_kv.layout.block_size:
-            raise PdserveError(ErrorReason.INTERNAL, f"sequence {sequence.id} has too few blocks for {end} tokens")
-        if end > self._model.config.context_length:
-            raise PdserveError(ErrorReason.INVALID_ARGUMENT, f"{end} tokens do not fit the model's context length")
-        wrong = not all(0 <= t < self._model.config.vocab_size for t in _chunk_ids(chunk))
-        if wrong:
+    def profile(self) -> Profile | None:
+        """Where the model's time went; None where nothing is measured."""
+        return self._model.profile()
+
+    def _check(self, chunks: Seq[Chunk], spans: "_Spans") -> None:
+        if max(spans.context_lens) > self._model.config.context_length:
+            message = f"{max(spans.context_lens)} tokens do not fit the model's context length"
+            raise PdserveError(ErrorReason.INVALID_ARGUMENT, message)
+        if (spans.query_lens < 1).any():
+            raise PdserveError(ErrorReason.INTERNAL, "a chunk without tokens")
+        block_size = self._paged_kv.layout.block_size
+        for chunk, end in zip(chunks, spans.ends, strict=True):
+            sequence = chunk.sequence
+            if end > len(sequence.token_ids) or (chunk.sample and end != len(sequence.token_ids)):
+                raise PdserveError(ErrorReason.INTERNAL, f"sequence {sequence.id} has no such chunk (ends at {end})")
+            if end > len(sequence.block_ids) * block_size:
+                message = f"sequence {sequence.id} has too few blocks for {end} tokens"
+                raise PdserveError(ErrorReason.INTERNAL, message)
+
+    def _step_input(self, chunks: Seq[Chunk], spans: "_Spans") -> StepInput:
+        token_ids = spans.token_ids(chunks)
+        if not 0 <= token_ids.min() <= token_ids.max() < self._model.config.vocab_size:
             raise PdserveError(ErrorReason.INVALID_ARGUMENT, "a token id lies outside the model's vocabulary")
+        tables = [chunk.sequence.block_table for chunk in chunks]
+        for chunk, table in zip(chunks, tables, strict=True):
+            table.follow(chunk.sequence.block_ids)
+        return StepInput(token_ids.astype(np.int32), spans.positions(), spans.query_lens, spans.context_lens, tables)
 
-    def _forward(self, chunks: Seq[Chunk]) -> Tensor:
-        """Write the chunks' KV; hidden states of all rows, padding included."""
-        token_ids = [token_id for chunk in chunks for token_id in _chunk_ids(chunk)]
-        batch = self._batch(chunks, len(token_ids))
-        padding = [0] * (batch.num_rows - len(token_ids))
-        positions = [p for chunk in chunks for p in range(*_chunk_span(chunk))]
-        rows = ForwardInput(
-            token_ids=self._tensor(token_ids + padding),
-            positions=self._tensor(positions + padding),
-            step=self._kernels.begin(batch, self._paged_kv.pool),
-        )
-        return self._model.forward(rows)
-
-    def _sampled_logits(self, chunks: Seq[Chunk], hidden: Tensor) -> np.ndarray:
+    def _sample(self, chunks: Seq[Chunk], spans: "_Spans") -> list[Sampled]:
         """Of the chunks that sample, in their order."""
-        ends = [start + chunk.num_tokens for chunk, start in zip(chunks, _starts(chunks), strict=True) if chunk.sample]
-        return self._logits(hidden, [end - 1 for end in ends])
+        sequences = [chunk.sequence for chunk in chunks if chunk.sample]
+        if not sequences:
+            return []
+        ends = spans.starts + spans.query_lens
+        rows = ends - 1 if len(sequences) == len(chunks) else ends[[chunk.sample for chunk in chunks]] - 1
+        return sample_rows(self._model.logits(rows), sequences, self._eos_token_ids)
 
-    def _logits(self, hidden: Tensor, rows: list[int]) -> np.ndarray:
-        """fp32 [len(rows), vocab_size] on the host."""
-        padding = [0] * (self._padded(len(rows)) - len(rows))
-        logits: np.ndarray = self._model.logits(hidden[self._tensor(rows + padding)])[: len(rows)].cpu().numpy()
-        return logits
-
-    def _score_prompt(self, chunk: Chunk, start: int, hidden: Tensor) -> list[TokenLogprobs] | None:
-        """Logprobs, if asked for, of the prompt tokens that follow the chunk's rows; None if a logit is no number."""
-        num_top = chunk.sequence.sampling.num_prompt_logprobs
-        first, end = _chunk_span(chunk)
-        token_ids = chunk.sequence.token_ids[first + 1 : min(end + 1, chunk.sequence.num_prompt_tokens)]
+    def _score_prompt(self, chunk: Chunk, start: int) -> list[TokenLogprobs] | None:
+        """Logprobs of the prompt tokens that follow the chunk's rows; None if a logit is no number."""
+        sequence = chunk.sequence
+        first = sequence.num_computed_tokens
+        token_ids = sequence.token_ids[first + 1 : min(first + chunk.num_tokens + 1, sequence.num_prompt_tokens)]
         scored: list[TokenLogprobs] = []
-        if num_top is None:
-            return scored
         for done in range(0, len(token_ids), SCORED_ROWS):
             slab = token_ids[done : done + SCORED_ROWS]
-            logits = self._logits(hidden, list(range(start + done, start + done + len(slab))))
+            logits = self._model.logits(np.arange(start + done, start + done + len(slab), dtype=np.int32))
             if not np.isfinite(logits.max(axis=1)).all():
                 return None
-            scored += raw_logprobs(logits, slab, num_top)
+            scored += raw_logprobs(logits, slab, sequence.sampling.num_prompt_logprobs or 0)
         return scored
 
-    def _batch(self, chunks: Seq[Chunk], num_tokens: int) -> RaggedBatch:
-        return RaggedBatch(
-            query_lens=tuple(chunk.num_tokens for chunk in chunks),
-            context_lens=tuple(_chunk_span(chunk)[1] for chunk in chunks),
-            block_tables=tuple(tuple(chunk.sequence.block_ids) for chunk in chunks),
-            num_rows=self._padded(num_tokens),
-        )
 
-    def _result(self, chunk: Chunk, scored: list[TokenLogprobs] | None, rows: Iterator[np.ndarray]) -> ChunkResult:
-        sampled = self._sample(chunk.sequence, next(rows)) if chunk.sample else None
-        return ChunkResult(Sampled(None)) if scored is None else ChunkResult(sampled, tuple(scored))
+class _Spans:
+    """Where a step's chunks begin and end: `starts` among the rows, `query_lens` and `context_lens` as in StepInput."""
 
-    def _sample(self, sequence: Sequence, logits: np.ndarray) -> Sampled:
-        return sample(logits, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens, self._eos_token_ids)
+    def __init__(self, chunks: Seq[Chunk]) -> None:
+        self._firsts = [chunk.sequence.num_computed_tokens for chunk in chunks]
+        lengths = [chunk.num_tokens for chunk in chunks]
+        self.ends = [first + length for first, length in zip(self._firsts, lengths, strict=True)]
+        self.query_lens: Int32s = np.array(lengths, dtype=np.int32)
+        self.context_lens: Int32s = np.array(self.ends, dtype=np.int32)
+        self.starts: Int32s = np.cumsum(self.query_lens, dtype=np.int32) - self.query_lens
 
-    def _padded(self, num_rows: int) -> int:
-        return -(-num_rows // self._kernels.row_multiple) * self._kernels.row_multiple
+    @property
+    def _num_rows(self) -> int:
+        return int(self.starts[-1] + self.query_lens[-1])
 
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._model.device)
+    def positions(self) -> Int32s:
+        if self._num_rows == len(self._firsts):
+            return self.context_lens - np.int32(1)
+        offsets = np.repeat(np.array(self._firsts, dtype=np.int32) - self.starts, self.query_lens)
+        return offsets + np.arange(self._num_rows, dtype=np.int32)
+
+    def token_ids(self, chunks: Seq[Chunk]) -> NDArray[np.int64]:
+        if self._num_rows == len(chunks):
+            return np.array([chunk.sequence.token_ids[end - 1] for chunk, end in self._with_ends(chunks)])
+        return np.array([t for chunk, end in self._with_ends(chunks) for t in _last(chunk, end)])
+
+    def _with_ends(self, chunks: Seq[Chunk]) -> Iterator[tuple[Chunk, int]]:
+        return zip(chunks, self.ends, strict=True)
 
 
-def _chunk_span(chunk: Chunk) -> tuple[int, int]:
-    """First position, and the one after the last."""
-    start = chunk.sequence.num_computed_tokens
-    return start, start + chunk.num_tokens
-
-
-def _chunk_ids(chunk: Chunk) -> list[int]:
-    return chunk.sequence.token_ids[slice(*_chunk_span(chunk))]
-
-
-def _starts(chunks: Seq[Chunk]) -> list[int]:
-    """The row of each chunk's first token."""
-    return list(accumulate((chunk.num_tokens for chunk in chunks[:-1]), initial=0))
+def _last(chunk: Chunk, end: int) -> list[int]:
+    return chunk.sequence.token_ids[end - chunk.num_tokens : end]

@@ -1,30 +1,37 @@
-"""From one row of logits to one token: a pure function, so that any worker can redo any draw. Knows no batch.
+"""From rows of logits to one token each: a pure function, so that any worker can redo any draw. No row knows another.
 
 Steps, in order: logit bias; presence and frequency penalty over the output, repetition penalty over prompt and output;
 mask of end tokens below `min_tokens`; temperature; top_k; top_p; min_p; the draw. Ties go to the lower id throughout.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pdserve.core.sampling import SamplingParams, TokenLogprobs
-from pdserve.engine.philox import uniform
-from pdserve.engine.sequence import Sampled
+from pdserve.engine.draw import Logits, descending, draw
+from pdserve.engine.sequence import Sampled, Sequence
 
-Logits = NDArray[np.float32]
-Weights = NDArray[np.float64]
-Ids = NDArray[np.int64]
-_FIRST_PREFIX = 256
+
+def sample_rows(logits: Logits, sequences: Seq[Sequence], eos_token_ids: Collection[int] = ()) -> list[Sampled]:
+    """`sample` for each row of `logits`, fp32 [len(sequences), vocab_size]; the plainly greedy rows all at once."""
+    best = logits.argmax(axis=1)  # of a row with NaN or +inf, one of these
+    finite = np.isfinite(logits[np.arange(len(best)), best])
+    return [
+        Sampled(token_id if is_finite else None)
+        if _is_plainly_greedy(sequence)
+        else sample(row, sequence.sampling, sequence.token_ids, sequence.num_prompt_tokens, eos_token_ids)
+        for row, sequence, token_id, is_finite in zip(logits, sequences, best.tolist(), finite.tolist(), strict=True)
+    ]
 
 
 def sample(
     logits: Logits,
     params: SamplingParams,
-    token_ids: Sequence[int],
+    token_ids: Seq[int],
     num_prompt_tokens: int,
-    eos_token_ids: Iterable[int] = (),
+    eos_token_ids: Collection[int] = (),
 ) -> Sampled:
     """Draw the token that follows `token_ids` (prompt and output) from `logits`, fp32 [vocab_size], left as they are.
 
@@ -48,115 +55,75 @@ def sample(
 def adjust(
     logits: Logits,
     params: SamplingParams,
-    token_ids: Sequence[int],
+    token_ids: Seq[int],
     num_prompt_tokens: int,
-    eos_token_ids: Iterable[int],
+    eos_token_ids: Collection[int],
 ) -> Logits:
     """The logits after bias, penalties and the min_tokens mask; the very same array if none applies."""
-    output = token_ids[num_prompt_tokens:]
-    masked = _ids_masked_by_min_tokens(params, len(output), eos_token_ids)
-    penalised = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
-    if not (params.logit_bias or penalised or masked):
+    masked = _ids_masked_by_min_tokens(params, len(token_ids) - num_prompt_tokens, eos_token_ids)
+    if not (params.logit_bias or _penalises(params) or masked):
         return logits
     adjusted = logits.copy()
     for token_id, bias in params.logit_bias.items():
         if 0 <= token_id < len(adjusted):
             adjusted[token_id] += np.float32(bias)
-    if penalised:
-        _penalise(adjusted, params, token_ids, output)
+    if _penalises(params):
+        _penalise(adjusted, params, token_ids, num_prompt_tokens)
     adjusted[[token_id for token_id in masked if 0 <= token_id < len(adjusted)]] = -np.inf
     return adjusted
 
 
-def draw(scaled: Logits, params: SamplingParams, position: int) -> int:
-    """Filters and the draw for the token at absolute `position`; `scaled`: by the temperature, its maximum finite."""
-    weights = token_weights(scaled)
-    kept = _kept_ids(scaled, weights, params)
-    running: Weights = np.cumsum(weights if kept is None else weights[kept])
-    threshold = uniform(params.seed, position, params.choice) * running[-1]
-    chosen = int(np.count_nonzero(running <= threshold))
-    return chosen if kept is None else int(kept[chosen])
-
-
-def token_weights(scaled: Logits) -> Weights:
-    """exp(z − max) rounded to fp32, widened to fp64. Computed in fp64 first: fp32 exp differs between libraries."""
-    exact: Weights = np.exp((scaled - scaled.max()).astype(np.float64))
-    return exact.astype(np.float32).astype(np.float64)
-
-
-def raw_logprobs(logits: Logits, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+def raw_logprobs(logits: Logits, token_ids: Seq[int], num_top: int) -> list[TokenLogprobs]:
     """Of each row of raw logits, fp32 [N, vocab_size]: the logprob of its token in `token_ids`, and the highest ones.
 
     Every row needs a finite maximum.
     """
-    highest = logits.max(axis=1).astype(np.float64)
-    weights = logits.astype(np.float64)
-    weights -= highest[:, np.newaxis]
+    return [_raw_logprobs(row, token_id, num_top) for row, token_id in zip(logits, token_ids, strict=True)]
+
+
+def _raw_logprobs(row: Logits, token_id: int, num_top: int) -> TokenLogprobs:
+    highest = np.float64(row.max())
+    weights = row.astype(np.float64)
+    weights -= highest
     np.exp(weights, out=weights)
-    subtracted = highest + np.log(weights.sum(axis=1))
-    return [
-        TokenLogprobs(
-            float(row[token_id] - total),
-            tuple((int(i), float(row[i] - total)) for i in _descending(row, min(num_top, len(row)))),
-        )
-        for row, token_id, total in zip(logits, token_ids, subtracted, strict=True)
-    ]
+    total = highest + np.log(weights.sum())
+    top = descending(row, num_top)
+    logprobs = row[top] - total
+    return TokenLogprobs(float(row[token_id] - total), tuple(zip(top.tolist(), logprobs.tolist(), strict=True)))
+
+
+def _is_plainly_greedy(sequence: Sequence) -> bool:
+    """Whether the token is that of the highest raw logit, and nothing else is asked for."""
+    params = sequence.sampling
+    return (
+        params.greedy
+        and params.num_logprobs is None
+        and sequence.num_output_tokens >= params.min_tokens
+        and not params.logit_bias
+        and not _penalises(params)
+    )
+
+
+def _penalises(params: SamplingParams) -> bool:
+    return params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
 
 
 def _ids_masked_by_min_tokens(
-    params: SamplingParams, num_output_tokens: int, eos_token_ids: Iterable[int]
+    params: SamplingParams, num_output_tokens: int, eos_token_ids: Collection[int]
 ) -> frozenset[int]:
     if num_output_tokens >= params.min_tokens:
         return frozenset()
     return params.stop_token_ids if params.ignore_eos else params.stop_token_ids.union(eos_token_ids)
 
 
-def _penalise(logits: Logits, params: SamplingParams, token_ids: Sequence[int], output: Sequence[int]) -> None:
-    seen, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
-    logits[seen] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
+def _penalise(logits: Logits, params: SamplingParams, token_ids: Seq[int], num_prompt_tokens: int) -> None:
+    """An id seen twice is written twice, with the same value: cheaper than to look for the distinct ones."""
+    seen = np.array(token_ids, dtype=np.int64)
+    output = seen[num_prompt_tokens:]
+    if len(output) > 0:
+        counts = np.bincount(output)[output]
+        logits[output] -= (params.presence_penalty + params.frequency_penalty * counts).astype(np.float32)
     if params.repetition_penalty != 1:
-        seen = np.unique(np.asarray(token_ids, dtype=np.int64))
         penalty = np.float32(params.repetition_penalty)
-        logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-
-
-def _kept_ids(scaled: Logits, weights: Weights, params: SamplingParams) -> Ids | None:
-    """The ids that all filters keep, ascending; None for all of them."""
-    size = len(scaled)
-    candidates: Ids | None = None
-    if 0 < params.top_k < size:
-        candidates = _descending(scaled, params.top_k)
-    if params.top_p < 1:
-        candidates = _top_p(scaled, weights, params.top_p, candidates)
-    if params.min_p > 0:
-        if candidates is None:
-            candidates = np.arange(size)
-        candidates = candidates[weights[candidates] >= params.min_p * weights[candidates].max()]
-    return None if candidates is None else np.sort(candidates)
-
-
-def _top_p(scaled: Logits, weights: Weights, top_p: float, candidates: Ids | None) -> Ids:
-    """The shortest descending prefix whose share reaches `top_p`; sorts only as far as that prefix may go."""
-    needed = top_p * (weights if candidates is None else weights[candidates]).sum()
-    length = _FIRST_PREFIX
-    while True:
-        prefix = candidates if candidates is not None else _descending(scaled, min(length, len(scaled)))
-        running: Weights = np.cumsum(weights[prefix])
-        if running[-1] >= needed or len(prefix) == len(scaled) or candidates is not None:
-            return prefix[: int(np.count_nonzero(running < needed)) + 1]
-        length *= 16
-
-
-def _descending(values: Logits, count: int) -> Ids:
-    """The ids of the `count` highest values, highest first, ties by id."""
-    if count <= 0:
-        return np.empty(0, dtype=np.int64)
-    if count < len(values):
-        threshold = np.partition(values, len(values) - count)[len(values) - count]
-        above = np.flatnonzero(values > threshold)
-        equal = np.flatnonzero(values == threshold)[: count - len(above)]
-        ids = np.concatenate((above, equal))
-    else:
-        ids = np.arange(len(values))
-    order = np.lexsort((ids, -values[ids]))
-    return ids[order]
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / penalty, values * penalty)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pdserve.core.ids import SequenceId
 from pdserve.core.sampling import SamplingParams, TokenLogprobs
+from pdserve.engine.block_table import BlockTable
 
 
 @dataclass(slots=True, eq=False)
@@ -11,8 +12,9 @@ class Sequence:
     """Mutable; owned by the engine thread.
 
     `token_ids` is prompt + output. `num_computed_tokens` tokens have their KV in `block_ids` (position p lies in block
-    `block_ids[p // block_size]`, slot `p % block_size`). Where `sampling.num_prompt_logprobs` is set, all tokens of the
-    prompt must be computed here: such a sequence takes nothing from a prefix cache.
+    `block_ids[p // block_size]`, slot `p % block_size`), which only grows while it is computed here; `block_table`
+    follows it. Where `sampling.num_prompt_logprobs` is set, all tokens of the prompt must be computed here: such a
+    sequence takes nothing from a prefix cache.
     """
 
     id: SequenceId
@@ -21,6 +23,7 @@ class Sequence:
     sampling: SamplingParams
     block_ids: list[int] = field(default_factory=list[int])
     num_computed_tokens: int = 0
+    block_table: BlockTable = field(default_factory=BlockTable)
 
     @property
     def num_tokens(self) -> int:

@@ -14,8 +14,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pdserve.core.block_keys import PrefixGroup, PrefixScope
 from pdserve.core.errors import PdserveError
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.cached_prefix import CachedPrefix
 from pdserve.engine.events import Event, StageSnapshot
 from pdserve.engine.interfaces import Runner, Stage
 
@@ -25,11 +27,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StageResources:
-    """What the stages of one engine share."""
+    """What the stages of one engine share. `prefix_scope` None: no prefix is cached."""
 
     pool: BlockPool
     block_size: int
     eos_token_ids: frozenset[int]
+    prefix_scope: PrefixScope | None = None
+
+    def cached_prefix(self, group: PrefixGroup) -> CachedPrefix | None:
+        """The prefix cache, as a new sequence of the group meets it."""
+        return None if self.prefix_scope is None else CachedPrefix(self.pool, self.prefix_scope.key_chain(group))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from pdserve.launch.plan import ChildPlan, Machine, check_plan, plan_coordinator, plan_workers
+from pdserve.launch.plan import ChildPlan, Machine, check_plan, plan_coordinator, plan_workers, sharing_warning
 from pdserve.launch.process import ChildProcess, CommandBuilder, Exited, Started, child_command
-from pdserve.launch.roles import COORDINATOR
+from pdserve.launch.roles import COORDINATOR, warn_of_overridden
 from pdserve.serving.settings import Settings
 
 START_TIMEOUT_S = 900.0
@@ -85,6 +85,9 @@ class LocalFleet:
                 self._kill_rest()
 
     def _serve(self) -> int:
+        if warning := sharing_warning(self._settings, self._machine):
+            _log.warning("%s", warning)
+        warn_of_overridden(self._settings.worker.threads)
         self._spawn(plan_coordinator(self._settings))
         infos = self._await_started({COORDINATOR})
         if isinstance(infos, int):

@@ -1,10 +1,11 @@
 """Which processes a local fleet consists of, and what each is given of the machine. Pure: starts and reads nothing."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.launch.placement import Cpu, Want, place
 from pdserve.launch.roles import COORDINATOR, thread_environment
 from pdserve.serving.settings import ModelSettings, Settings, WorkerSettings
 
@@ -18,6 +19,10 @@ class Machine:
 
     cores: tuple[int, ...]
     available_bytes: int
+    topology: Mapping[int, Cpu] = field(default_factory=dict[int, Cpu])
+    """Where each core sits; one that is missing counts as a whole core on node 0."""
+    cpu_quota: float = math.inf
+    """Cores' worth of time that the container may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class ChildPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Slot:
     """One worker that the fleet has, before it is given anything."""
 
     role: str
@@ -51,13 +56,13 @@ def worker_roles(settings: Settings) -> list[str]:
     return ["prefill"] * launch.prefill + ["decode"] * launch.decode
 
 
-def _places(settings: Settings) -> list[_Place]:
+def _slots(settings: Settings) -> list[_Slot]:
     """Every model's workers: "decode-0", or "MODEL.decode-0" where there are several models."""
     roles = worker_roles(settings)
     numbered = [(role, f"{role}-{roles[:index].count(role)}") for index, role in enumerate(roles)]
     several = len(settings.models) > 1
     return [
-        _Place(role, f"{model.name}.{name}" if several else name, model)
+        _Slot(role, f"{model.name}.{name}" if several else name, model)
         for model in settings.models
         for role, name in numbered
     ]
@@ -69,7 +74,7 @@ def check_plan(settings: Settings, machine: Machine) -> None:
     Raises:
         PdserveError: INVALID_ARGUMENT, one line for each problem.
     """
-    worker, several = settings.worker, len(_places(settings)) > 1
+    worker, several = settings.worker, len(_slots(settings)) > 1
     missing = sorted(set(worker.cores) - set(machine.cores))
     checks = (
         (several and worker.control_port != 0, "worker.control_port must be 0 when several workers share a machine"),
@@ -86,58 +91,61 @@ def plan_coordinator(settings: Settings) -> ChildPlan:
     return ChildPlan(COORDINATOR, COORDINATOR, settings)
 
 
-def plan_workers(settings: Settings, machine: Machine, coordinator_address: str) -> tuple[ChildPlan, ...]:
-    """Every worker of every model with its id, cores, threads and memory budget, dialling `coordinator_address` first.
+def sharing_warning(settings: Settings, machine: Machine) -> str:
+    """What to tell the user if the workers' threads cannot each have a core; empty if they can."""
+    num_on_cpu = sum(slot.on_cpu for slot in _slots(settings))
+    num_cores = min(len(_shared_cores(settings, machine)), machine.cpu_quota)
+    threads = settings.worker.threads
+    if num_on_cpu * threads <= num_cores:
+        return ""
+    return (
+        f"{num_on_cpu} CPU workers with worker.threads = {threads} on {num_cores:g} cores: they slow each other down; "
+        "start fewer workers or threads"
+    )
 
-    Workers on the CPU share its cores and memory equally, whatever their models.
+
+def plan_workers(settings: Settings, machine: Machine, coordinator_address: str) -> tuple[ChildPlan, ...]:
+    """Every worker of every model with its id, cores and memory budget, dialling `coordinator_address` first.
+
+    Workers on the CPU get `worker.threads` cores each and share its memory equally, whatever their models.
     """
-    places = _places(settings)
-    num_on_cpu = sum(place.on_cpu for place in places)
-    shares = iter(_core_shares(settings, machine, num_on_cpu))
-    memory_bytes = memory_share(machine, max(1, num_on_cpu))
+    slots = _slots(settings)
+    on_cpu = [slot for slot in slots if slot.on_cpu]
+    shares = iter(_core_shares(settings, machine, on_cpu))
+    memory_bytes = memory_share(machine, max(1, len(on_cpu)))
     plans: list[ChildPlan] = []
-    for place in places:
+    for slot in slots:
         worker = settings.worker
         changes: dict[str, object] = {
-            "worker_id": worker.worker_id or place.name,
+            "worker_id": worker.worker_id or slot.name,
             "coordinators": (coordinator_address, *worker.coordinators),
         }
-        if place.on_cpu:
-            cores = next(shares)
+        if slot.on_cpu:
             changes |= {
-                "cores": cores or worker.cores,
-                "threads": threads_for(worker, cores),
+                "cores": next(shares),
                 "memory_budget_bytes": worker.memory_budget_bytes or memory_bytes,
             }
-        plans.append(_plan(settings, place, worker.model_copy(update=changes)))
+        plans.append(_plan(settings, slot, worker.model_copy(update=changes)))
     return tuple(plans)
 
 
-def _core_shares(settings: Settings, machine: Machine, num_workers: int) -> Sequence[tuple[int, ...]]:
-    """Of each worker on the CPU; empty: not pinned."""
-    if settings.launch.pin and machine.cores and num_workers:
-        return share_cores(settings.worker.cores or machine.cores, num_workers)
-    return [()] * num_workers
+def _shared_cores(settings: Settings, machine: Machine) -> tuple[int, ...]:
+    return settings.worker.cores or machine.cores
 
 
-def _plan(settings: Settings, place: _Place, worker: WorkerSettings) -> ChildPlan:
-    own = {"model": place.model, "more_models": (), "worker": worker}
-    environment = thread_environment(worker.threads) if place.on_cpu else {}
-    return ChildPlan(place.role, worker.worker_id, settings.model_copy(update=own), environment)
+def _core_shares(settings: Settings, machine: Machine, workers: Sequence[_Slot]) -> Sequence[tuple[int, ...]]:
+    """Of each of `workers`; without `launch.pin`, `worker.cores` as it is."""
+    if not settings.launch.pin:
+        return [settings.worker.cores] * len(workers)
+    cpus = [machine.topology.get(core, Cpu(core, core)) for core in _shared_cores(settings, machine)]
+    wants = [Want(settings.worker.threads, decode=worker.role != "prefill") for worker in workers]
+    return place(cpus, wants)
 
 
-def threads_for(worker: WorkerSettings, cores: Sequence[int]) -> int:
-    """`worker.threads` where somebody set it, else one thread a core."""
-    return worker.threads if "threads" in worker.model_fields_set or not cores else len(cores)
-
-
-def share_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
-    """Disjoint runs of cores that use all, the first ones longer; with more workers than cores, one each in turn."""
-    if num_workers >= len(cores):
-        return [(cores[index % len(cores)],) for index in range(num_workers)]
-    each, longer = divmod(len(cores), num_workers)
-    starts = [index * each + min(index, longer) for index in range(num_workers + 1)]
-    return [tuple(cores[start:end]) for start, end in pairwise(starts)]
+def _plan(settings: Settings, slot: _Slot, worker: WorkerSettings) -> ChildPlan:
+    own = {"model": slot.model, "more_models": (), "worker": worker}
+    environment = thread_environment(worker.threads) if slot.on_cpu else {}
+    return ChildPlan(slot.role, worker.worker_id, settings.model_copy(update=own), environment)
 
 
 def memory_share(machine: Machine, num_workers: int) -> int:

@@ -1,6 +1,7 @@
 """The roles a process can take, and how one is run here. Imports a service only when it is about to run."""
 
 import importlib
+import logging
 import os
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -16,6 +17,9 @@ MODULES = {
     "decode": "decode_service.main",
     "colocated": "colocated_service.main",
 }
+POOL_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+_log = logging.getLogger(__name__)
 
 Ready = Callable[[dict[str, object]], None]
 
@@ -31,22 +35,33 @@ def load_service(role: str) -> RunService:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """What OpenMP and MKL read once, at import."""
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    """What OpenMP, MKL, OpenBLAS and numba read once, when they are loaded: each of their pools gets `threads`."""
+    return dict.fromkeys(POOL_VARIABLES, str(threads))
+
+
+def warn_of_overridden(threads: int) -> None:
+    """Log which variables of this process's environment ask for another number of threads than `worker.threads`."""
+    wanted = thread_environment(threads).items()
+    overridden = [f"{name}={os.environ[name]}" for name, value in wanted if os.environ.get(name, value) != value]
+    if overridden:
+        _log.warning("worker.threads = %d overrides %s", threads, ", ".join(overridden))
 
 
 def prepare_worker(settings: Settings) -> None:
-    """Pin this process and bound its compute threads; must come before torch is imported.
+    """Bound this process's compute pools and pin it; must come before torch, numpy and numba are imported.
+
+    Every thread that is there or is made later, the event loop's and gRPC's too, stays on `worker.cores`.
 
     Raises:
         PdserveError: INVALID_ARGUMENT, if a core of `worker.cores` is not on this machine.
     """
-    for variable, value in thread_environment(settings.worker.threads).items():
-        os.environ.setdefault(variable, value)
+    warn_of_overridden(settings.worker.threads)
+    os.environ.update(thread_environment(settings.worker.threads))
     if not settings.worker.cores:
         return
     try:
-        os.sched_setaffinity(0, settings.worker.cores)
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), settings.worker.cores)
     except (OSError, AttributeError) as error:
         cores = ", ".join(map(str, settings.worker.cores))
         raise PdserveError(ErrorReason.INVALID_ARGUMENT, f"worker.cores: cannot pin to {cores}: {error}") from None

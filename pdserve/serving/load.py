@@ -8,7 +8,10 @@ from pdserve.v1 import fleet_pb2
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """Counts since the worker started; field names are those of the protobuf message."""
+    """Counts since the worker started; field names are those of the protobuf message.
+
+    `prefix_queries` and `prefix_hits` are tokens: looked up in the prefix cache, and found there.
+    """
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -23,6 +26,8 @@ class WorkerTotals:
     preemptions: int = 0
     nan_rows: int = 0
     exposed_transfer_s: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -47,13 +52,14 @@ class StageLoad:
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """The KV pool and the ledger over it."""
+    """The KV pool and the ledger over it. `num_free_blocks` are empty; cached are those of prefixes nobody uses."""
 
     num_free_blocks: int
     num_reserved_blocks: int
     num_usable_blocks: int
     ledger_version: int
     num_cached_blocks: int = 0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class WorkerLoad:
             num_reserved_blocks=pool.num_reserved_blocks,
             num_usable_blocks=pool.num_usable_blocks,
             num_cached_blocks=pool.num_cached_blocks,
+            num_cached_tokens=pool.num_cached_tokens,
             prefill_tokens_per_s=stage.prefill_tokens_per_s,
             decode_tokens_per_s=stage.decode_tokens_per_s,
             model_load_s=self.model_load_s,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from pdserve.client.wire import finish_reason_to_proto, logprobs_to_proto
+from pdserve.core.block_keys import PrefixGroup
 from pdserve.core.sampling import FinishReason, TokenLogprobs
 from pdserve.v1 import common_pb2, worker_pb2
 
@@ -21,6 +22,11 @@ def deadline_from(context: worker_pb2.RequestContext) -> float:
     return time.monotonic() + min(context.deadline_remaining_ms / 1000, MAX_DEADLINE_S)
 
 
+def prefix_group(context: worker_pb2.RequestContext) -> PrefixGroup:
+    """Whose KV the request may share."""
+    return PrefixGroup(context.adapter, context.cache_salt)
+
+
 def token_output(
     index: int,
     token_id: int,
@@ -28,8 +34,10 @@ def token_output(
     finish_reason: FinishReason | None,
     durations: common_pb2.PhaseDurations,
     prompt_logprobs: Sequence[TokenLogprobs] = (),
+    *,
+    num_cached_tokens: int = 0,
 ) -> worker_pb2.SequenceOutput:
-    """One sampled token, and with a prompt's first one what was asked of the prompt."""
+    """One sampled token, and with a prompt's first one what was asked of the prompt and how much of it was cached."""
     return worker_pb2.SequenceOutput(
         first_index=index,
         token_ids=[token_id],
@@ -37,4 +45,5 @@ def token_output(
         finish_reason=finish_reason_to_proto(finish_reason),
         durations=durations,
         prompt_logprobs=[logprobs_to_proto(entry) for entry in prompt_logprobs],
+        num_cached_tokens=num_cached_tokens,
     )

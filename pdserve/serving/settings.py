@@ -96,7 +96,13 @@ class WorkerSettings(Section):
     kv_port: Port = 0
     """KvTransfer; 0 picks a free port."""
     threads: Positive = 1
-    """Compute threads of the engine."""
+    """Compute threads of the engine; `pdserve serve` gives a worker as many cores."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """native: compiled for this processor (AVX-512); torch: anywhere, slower. auto: native wherever it can run. Workers
+    that exchange KV need the same."""
+    attention_precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 rounds queries and attention weights where native kernels have bf16 dot products: faster prefill; see
+    docs/quality.md."""
     cores: tuple[int, ...] = ()
     """Cores the process is pinned to; empty: no pinning."""
     memory_budget_bytes: int = Field(default=0, ge=0)
@@ -107,6 +113,8 @@ class WorkerSettings(Section):
     """KV blocks; 0: as many as the budget allows."""
     block_size: Positive = 16
     """Tokens in a KV block."""
+    prefix_cache: bool = True
+    """Keep the KV of what was computed for later prompts that begin with the same tokens, while there is room."""
     max_batch_size: Positive = 64
     """Sequences in one decode step."""
     lease_s: Seconds = 10.0
@@ -150,7 +158,7 @@ class LaunchSettings(Section):
     colocated: Positive = 1
     """Colocated workers of each model, with mode = "colocated"."""
     pin: bool = True
-    """Give each CPU worker its own cores."""
+    """Give each CPU worker `threads` cores of its own."""
 
 
 class Settings(Section):

@@ -247,12 +247,14 @@ class LoadReport(_message.Message):
     """inbound or outbound"""
     num_running_tokens: _builtins.int
     num_cached_tokens: _builtins.int
+    """in the cached blocks"""
     num_free_blocks: _builtins.int
-    """physically free"""
+    """hold nothing"""
     num_reserved_blocks: _builtins.int
     """promised by the ledger"""
     num_usable_blocks: _builtins.int
     num_cached_blocks: _builtins.int
+    """of prefixes that nobody uses now: kept, and given up for room"""
     prefill_tokens_per_s: _builtins.float
     decode_tokens_per_s: _builtins.float
     model_load_s: _builtins.float
@@ -334,6 +336,8 @@ class WorkerTotals(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     NAN_ROWS_FIELD_NUMBER: _builtins.int
     EXPOSED_TRANSFER_S_FIELD_NUMBER: _builtins.int
+    PREFIX_QUERIES_FIELD_NUMBER: _builtins.int
+    PREFIX_HITS_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     prefills_completed: _builtins.int
@@ -347,6 +351,10 @@ class WorkerTotals(_message.Message):
     preemptions: _builtins.int
     nan_rows: _builtins.int
     exposed_transfer_s: _builtins.float
+    prefix_queries: _builtins.int
+    """prompt tokens looked up in the prefix index"""
+    prefix_hits: _builtins.int
+    """of those, tokens found"""
     def __init__(
         self,
         *,
@@ -363,10 +371,12 @@ class WorkerTotals(_message.Message):
         preemptions: _builtins.int = ...,
         nan_rows: _builtins.int = ...,
         exposed_transfer_s: _builtins.float = ...,
+        prefix_queries: _builtins.int = ...,
+        prefix_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "decode_tokens", b"decode_tokens", "decodes_completed", b"decodes_completed", "exposed_transfer_s", b"exposed_transfer_s", "failed", b"failed", "nan_rows", b"nan_rows", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "prefills_completed", b"prefills_completed", "stale_events", b"stale_events", "transferred_bytes", b"transferred_bytes", "transfers_completed", b"transfers_completed", "transfers_failed", b"transfers_failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "decode_tokens", b"decode_tokens", "decodes_completed", b"decodes_completed", "exposed_transfer_s", b"exposed_transfer_s", "failed", b"failed", "nan_rows", b"nan_rows", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "prefills_completed", b"prefills_completed", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "stale_events", b"stale_events", "transferred_bytes", b"transferred_bytes", "transfers_completed", b"transfers_completed", "transfers_failed", b"transfers_failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -449,12 +459,15 @@ class WorkerStatus(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     NUM_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
+    EVALUATION_ID_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     control_address: _builtins.str
     state: _builtins.str
     """"ready", "draining", "stalled", "lost" """
     num_in_flight: _builtins.int
     """as this coordinator counts"""
+    evaluation_id: _builtins.str
+    """of the worker's configuration, as in docs/quality.md"""
     @_builtins.property
     def worker(self) -> Global___WorkerId: ...
     @_builtins.property
@@ -474,10 +487,11 @@ class WorkerStatus(_message.Message):
         load: Global___LoadReport | None = ...,
         num_in_flight: _builtins.int = ...,
         transports: _abc.Iterable[_builtins.str] | None = ...,
+        evaluation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "load", b"load", "model_name", b"model_name", "num_in_flight", b"num_in_flight", "roles", b"roles", "state", b"state", "transports", b"transports", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "evaluation_id", b"evaluation_id", "load", b"load", "model_name", b"model_name", "num_in_flight", b"num_in_flight", "roles", b"roles", "state", b"state", "transports", b"transports", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

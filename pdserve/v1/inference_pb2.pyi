@@ -315,6 +315,7 @@ class GenerateRequest(_message.Message):
     """empty: the default class"""
     adapter: _builtins.str
     cache_salt: _builtins.str
+    """only requests with the same one share cached prefixes"""
     deadline_ms: _builtins.int
     """from arrival; the call's own gRPC deadline counts as well"""
     @_builtins.property
@@ -511,6 +512,7 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     cached_tokens: _builtins.int
+    """of the prompt: found in the prefix cache, not computed"""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ from pdserve.v1 import common_pb2 as pdserve_dot_v1_dot_common__pb2
 from pdserve.v1 import fleet_pb2 as pdserve_dot_v1_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/worker.proto\x12\npdserve.v1\x1a\x17pdserve/v1/common.proto\x1a\x16pdserve/v1/fleet.proto\"\xca\x01\n\x0eRequestContext\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x1d\n\x15\x64\x65\x61\x64line_remaining_ms\x18\x02 \x01(\x04\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x15\n\rrequest_class\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\"\x86\x01\n\x0eReserveRequest\x12+\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1a.pdserve.v1.RequestContext\x12\x16\n\x0enum_tokens_max\x18\x02 \x01(\r\x12\x1b\n\x13num_tokens_expected\x18\x03 \x01(\r\x12\x12\n\nblock_keys\x18\x04 \x03(\x0c\"\xc1\x02\n\x0fReserveResponse\x12\x36\n\x07granted\x18\x01 \x01(\x0b\x32#.pdserve.v1.ReserveResponse.GrantedH\x00\x12\x34\n\x06\x64\x65nied\x18\x02 \x01(\x0b\x32\".pdserve.v1.ReserveResponse.DeniedH\x00\x1a\x62\n\x07Granted\x12\x16\n\x0ereservation_id\x18\x01 \x01(\x06\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x04 \x01(\r\x1aR\n\x06\x44\x65nied\x12\x0e\n\x06needed\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x16\n\x0eledger_version\x18\x03 \x01(\x04\x12\x12\n\nnever_fits\x18\x04 \x01(\x08\x42\x08\n\x06result\"S\n\x0eReleaseRequest\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x06\"\x11\n\x0fReleaseResponse\"\xc5\x01\n\x0c\x44\x65\x63odeTarget\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.WorkerId\x12\x12\n\nkv_address\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x16\n\x0ereservation_id\x18\x04 \x01(\x06\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\'\n\tkv_layout\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\x12\x19\n\x11num_cached_blocks\x18\x07 \x01(\r\"\xde\x01\n\rPrefillSubmit\x12+\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1a.pdserve.v1.RequestContext\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1a\n\x12\x66irst_output_index\x18\x04 \x01(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12(\n\x06target\x18\x06 \x01(\x0b\x32\x18.pdserve.v1.DecodeTarget\"\xcb\x01\n\x0c\x44\x65\x63odeSubmit\x12+\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1a.pdserve.v1.RequestContext\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x06\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1a\n\x12\x66irst_output_index\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\"3\n\x06\x43\x61ncel\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\"\x0b\n\tHeartbeat\"\x9a\x01\n\x0ePrefillCommand\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.PrefillSubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.CancelH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"`\n\x0fPrefillCommands\x12\x1f\n\x17\x63oordinator_incarnation\x18\x01 \x01(\x06\x12,\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1a.pdserve.v1.PrefillCommand\"\x98\x01\n\rDecodeCommand\x12*\n\x06submit\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.DecodeSubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.CancelH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"^\n\x0e\x44\x65\x63odeCommands\x12\x1f\n\x17\x63oordinator_incarnation\x18\x01 \x01(\x06\x12+\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x19.pdserve.v1.DecodeCommand\"\xfa\x02\n\x0eSequenceOutput\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12$\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x15.pdserve.v1.ErrorInfo\x12-\n\tdurations\x18\x07 \x01(\x0b\x32\x1a.pdserve.v1.PhaseDurations\x12\x13\n\x0btransferred\x18\x08 \x01(\x08\x12\x19\n\x11num_cached_tokens\x18\t \x01(\r\x12\x32\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\"f\n\rWorkerOutputs\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\x06\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12+\n\x07outputs\x18\x03 \x03(\x0b\x32\x1a.pdserve.v1.SequenceOutput2L\n\x07Prefill\x12\x41\n\x03Run\x12\x1b.pdserve.v1.PrefillCommands\x1a\x19.pdserve.v1.WorkerOutputs(\x01\x30\x01\x32\xd2\x01\n\x06\x44\x65\x63ode\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12@\n\x03Run\x12\x1a.pdserve.v1.DecodeCommands\x1a\x19.pdserve.v1.WorkerOutputs(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pdserve/v1/worker.proto\x12\npdserve.v1\x1a\x17pdserve/v1/common.proto\x1a\x16pdserve/v1/fleet.proto\"\xca\x01\n\x0eRequestContext\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x1d\n\x15\x64\x65\x61\x64line_remaining_ms\x18\x02 \x01(\x04\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x15\n\rrequest_class\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\"\x97\x01\n\x0eReserveRequest\x12+\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1a.pdserve.v1.RequestContext\x12\x16\n\x0enum_tokens_max\x18\x02 \x01(\r\x12\x1b\n\x13num_tokens_expected\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\rJ\x04\x08\x04\x10\x05R\nblock_keys\"\xc1\x02\n\x0fReserveResponse\x12\x36\n\x07granted\x18\x01 \x01(\x0b\x32#.pdserve.v1.ReserveResponse.GrantedH\x00\x12\x34\n\x06\x64\x65nied\x18\x02 \x01(\x0b\x32\".pdserve.v1.ReserveResponse.DeniedH\x00\x1a\x62\n\x07Granted\x12\x16\n\x0ereservation_id\x18\x01 \x01(\x06\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x04 \x01(\r\x1aR\n\x06\x44\x65nied\x12\x0e\n\x06needed\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x16\n\x0eledger_version\x18\x03 \x01(\x04\x12\x12\n\nnever_fits\x18\x04 \x01(\x08\x42\x08\n\x06result\"S\n\x0eReleaseRequest\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x06\"\x11\n\x0fReleaseResponse\"\xc5\x01\n\x0c\x44\x65\x63odeTarget\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.WorkerId\x12\x12\n\nkv_address\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x16\n\x0ereservation_id\x18\x04 \x01(\x06\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\'\n\tkv_layout\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\x12\x19\n\x11num_cached_blocks\x18\x07 \x01(\r\"\xde\x01\n\rPrefillSubmit\x12+\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1a.pdserve.v1.RequestContext\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1a\n\x12\x66irst_output_index\x18\x04 \x01(\r\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12(\n\x06target\x18\x06 \x01(\x0b\x32\x18.pdserve.v1.DecodeTarget\"\xcb\x01\n\x0c\x44\x65\x63odeSubmit\x12+\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1a.pdserve.v1.RequestContext\x12\x16\n\x0ereservation_id\x18\x02 \x01(\x06\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x1a\n\x12\x66irst_output_index\x18\x05 \x01(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\"3\n\x06\x43\x61ncel\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\"\x0b\n\tHeartbeat\"\x9a\x01\n\x0ePrefillCommand\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.pdserve.v1.PrefillSubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.CancelH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"`\n\x0fPrefillCommands\x12\x1f\n\x17\x63oordinator_incarnation\x18\x01 \x01(\x06\x12,\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x1a.pdserve.v1.PrefillCommand\"\x98\x01\n\rDecodeCommand\x12*\n\x06submit\x18\x01 \x01(\x0b\x32\x18.pdserve.v1.DecodeSubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.CancelH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.pdserve.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"^\n\x0e\x44\x65\x63odeCommands\x12\x1f\n\x17\x63oordinator_incarnation\x18\x01 \x01(\x06\x12+\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x19.pdserve.v1.DecodeCommand\"\xfa\x02\n\x0eSequenceOutput\x12)\n\nrequest_id\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.RequestId\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.pdserve.v1.FinishReason\x12$\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x15.pdserve.v1.ErrorInfo\x12-\n\tdurations\x18\x07 \x01(\x0b\x32\x1a.pdserve.v1.PhaseDurations\x12\x13\n\x0btransferred\x18\x08 \x01(\x08\x12\x19\n\x11num_cached_tokens\x18\t \x01(\r\x12\x32\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x19.pdserve.v1.TokenLogprobs\"f\n\rWorkerOutputs\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\x06\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12+\n\x07outputs\x18\x03 \x03(\x0b\x32\x1a.pdserve.v1.SequenceOutput2L\n\x07Prefill\x12\x41\n\x03Run\x12\x1b.pdserve.v1.PrefillCommands\x1a\x19.pdserve.v1.WorkerOutputs(\x01\x30\x01\x32\xd2\x01\n\x06\x44\x65\x63ode\x12\x42\n\x07Reserve\x12\x1a.pdserve.v1.ReserveRequest\x1a\x1b.pdserve.v1.ReserveResponse\x12\x42\n\x07Release\x12\x1a.pdserve.v1.ReleaseRequest\x1a\x1b.pdserve.v1.ReleaseResponse\x12@\n\x03Run\x12\x1a.pdserve.v1.DecodeCommands\x1a\x19.pdserve.v1.WorkerOutputs(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,41 +36,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTCONTEXT']._serialized_start=89
   _globals['_REQUESTCONTEXT']._serialized_end=291
   _globals['_RESERVEREQUEST']._serialized_start=294
-  _globals['_RESERVEREQUEST']._serialized_end=428
-  _globals['_RESERVERESPONSE']._serialized_start=431
-  _globals['_RESERVERESPONSE']._serialized_end=752
-  _globals['_RESERVERESPONSE_GRANTED']._serialized_start=560
-  _globals['_RESERVERESPONSE_GRANTED']._serialized_end=658
-  _globals['_RESERVERESPONSE_DENIED']._serialized_start=660
-  _globals['_RESERVERESPONSE_DENIED']._serialized_end=742
-  _globals['_RELEASEREQUEST']._serialized_start=754
-  _globals['_RELEASEREQUEST']._serialized_end=837
-  _globals['_RELEASERESPONSE']._serialized_start=839
-  _globals['_RELEASERESPONSE']._serialized_end=856
-  _globals['_DECODETARGET']._serialized_start=859
-  _globals['_DECODETARGET']._serialized_end=1056
-  _globals['_PREFILLSUBMIT']._serialized_start=1059
-  _globals['_PREFILLSUBMIT']._serialized_end=1281
-  _globals['_DECODESUBMIT']._serialized_start=1284
-  _globals['_DECODESUBMIT']._serialized_end=1487
-  _globals['_CANCEL']._serialized_start=1489
-  _globals['_CANCEL']._serialized_end=1540
-  _globals['_HEARTBEAT']._serialized_start=1542
-  _globals['_HEARTBEAT']._serialized_end=1553
-  _globals['_PREFILLCOMMAND']._serialized_start=1556
-  _globals['_PREFILLCOMMAND']._serialized_end=1710
-  _globals['_PREFILLCOMMANDS']._serialized_start=1712
-  _globals['_PREFILLCOMMANDS']._serialized_end=1808
-  _globals['_DECODECOMMAND']._serialized_start=1811
-  _globals['_DECODECOMMAND']._serialized_end=1963
-  _globals['_DECODECOMMANDS']._serialized_start=1965
-  _globals['_DECODECOMMANDS']._serialized_end=2059
-  _globals['_SEQUENCEOUTPUT']._serialized_start=2062
-  _globals['_SEQUENCEOUTPUT']._serialized_end=2440
-  _globals['_WORKEROUTPUTS']._serialized_start=2442
-  _globals['_WORKEROUTPUTS']._serialized_end=2544
-  _globals['_PREFILL']._serialized_start=2546
-  _globals['_PREFILL']._serialized_end=2622
-  _globals['_DECODE']._serialized_start=2625
-  _globals['_DECODE']._serialized_end=2835
+  _globals['_RESERVEREQUEST']._serialized_end=445
+  _globals['_RESERVERESPONSE']._serialized_start=448
+  _globals['_RESERVERESPONSE']._serialized_end=769
+  _globals['_RESERVERESPONSE_GRANTED']._serialized_start=577
+  _globals['_RESERVERESPONSE_GRANTED']._serialized_end=675
+  _globals['_RESERVERESPONSE_DENIED']._serialized_start=677
+  _globals['_RESERVERESPONSE_DENIED']._serialized_end=759
+  _globals['_RELEASEREQUEST']._serialized_start=771
+  _globals['_RELEASEREQUEST']._serialized_end=854
+  _globals['_RELEASERESPONSE']._serialized_start=856
+  _globals['_RELEASERESPONSE']._serialized_end=873
+  _globals['_DECODETARGET']._serialized_start=876
+  _globals['_DECODETARGET']._serialized_end=1073
+  _globals['_PREFILLSUBMIT']._serialized_start=1076
+  _globals['_PREFILLSUBMIT']._serialized_end=1298
+  _globals['_DECODESUBMIT']._serialized_start=1301
+  _globals['_DECODESUBMIT']._serialized_end=1504
+  _globals['_CANCEL']._serialized_start=1506
+  _globals['_CANCEL']._serialized_end=1557
+  _globals['_HEARTBEAT']._serialized_start=1559
+  _globals['_HEARTBEAT']._serialized_end=1570
+  _globals['_PREFILLCOMMAND']._serialized_start=1573
+  _globals['_PREFILLCOMMAND']._serialized_end=1727
+  _globals['_PREFILLCOMMANDS']._serialized_start=1729
+  _globals['_PREFILLCOMMANDS']._serialized_end=1825
+  _globals['_DECODECOMMAND']._serialized_start=1828
+  _globals['_DECODECOMMAND']._serialized_end=1980
+  _globals['_DECODECOMMANDS']._serialized_start=1982
+  _globals['_DECODECOMMANDS']._serialized_end=2076
+  _globals['_SEQUENCEOUTPUT']._serialized_start=2079
+  _globals['_SEQUENCEOUTPUT']._serialized_end=2457
+  _globals['_WORKEROUTPUTS']._serialized_start=2459
+  _globals['_WORKEROUTPUTS']._serialized_end=2561
+  _globals['_PREFILL']._serialized_start=2563
+  _globals['_PREFILL']._serialized_end=2639
+  _globals['_DECODE']._serialized_start=2642
+  _globals['_DECODE']._serialized_end=2852
 # @@protoc_insertion_point(module_scope)

@@ -43,6 +43,7 @@ class RequestContext(_message.Message):
     model: _builtins.str
     adapter: _builtins.str
     cache_salt: _builtins.str
+    """made of the tenant and the client's own salt"""
     @_builtins.property
     def request_id(self) -> _common_pb2.RequestId: ...
     def __init__(
@@ -72,7 +73,7 @@ class ReserveRequest(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_EXPECTED_FIELD_NUMBER: _builtins.int
-    BLOCK_KEYS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     num_tokens_max: _builtins.int
     """prompt + max output"""
     num_tokens_expected: _builtins.int
@@ -80,8 +81,8 @@ class ReserveRequest(_message.Message):
     @_builtins.property
     def context(self) -> Global___RequestContext: ...
     @_builtins.property
-    def block_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """prefix to look up; empty: none"""
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the prompt, whose cached prefix is looked up and held; empty: none"""
 
     def __init__(
         self,
@@ -89,11 +90,11 @@ class ReserveRequest(_message.Message):
         context: Global___RequestContext | None = ...,
         num_tokens_max: _builtins.int = ...,
         num_tokens_expected: _builtins.int = ...,
-        block_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "context", b"context", "num_tokens_expected", b"num_tokens_expected", "num_tokens_max", b"num_tokens_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens_expected", b"num_tokens_expected", "num_tokens_max", b"num_tokens_max", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from pdserve.core.model_fetch import resolve_model
 from pdserve.engine.loading import EngineConfig, LoadedEngine, load_engine
 from pdserve.engine.memory import MemoryLimits
 from pdserve.serving.settings import Settings
+from pdserve.worker.threads import describe_threads
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,11 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
         memory=MemoryLimits(worker.memory_budget_bytes, worker.memory_headroom_fraction, worker.num_blocks),
         max_step_tokens=token_budget(settings, roles) + (worker.max_batch_size if "decode" in roles else 0),
         max_step_samples=worker.max_batch_size,
+        kernels=worker.kernels,
+        attention_precision=worker.attention_precision,
     )
     loaded = load_engine(config, _progress())
+    logger.info("%s", describe_threads())
     for line in loaded.memory_report().splitlines():
         logger.info("%s", line)
     if loaded.plan.warning:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Protocol
 
 import grpc.aio
 
+from pdserve.core.block_keys import PrefixScope
 from pdserve.core.errors import PdserveError
 from pdserve.core.ids import new_incarnation
 from pdserve.engine.block_pool import BlockPool
@@ -79,7 +81,8 @@ def make_parts(
     announce: Callable[[], None],
 ) -> WorkerParts:
     layout, num_blocks = loaded.paged_kv.layout, loaded.paged_kv.num_blocks
-    pool = BlockPool(num_blocks)
+    pool = BlockPool(num_blocks, threading.Lock())
+    eos_token_ids = frozenset(loaded.model_info.eos_token_ids)
     return WorkerParts(
         settings=settings,
         worker_id=settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}",
@@ -87,8 +90,15 @@ def make_parts(
         loaded=loaded,
         pool=pool,
         ledger=ReservationLedger(num_blocks, layout.block_size, settings.worker.lease_s),
-        resources=StageResources(pool, layout.block_size, frozenset(loaded.model_info.eos_token_ids)),
+        resources=StageResources(pool, layout.block_size, eos_token_ids, prefix_scope(settings, loaded)),
         publish=publish,
         on_crash=on_crash,
         announce=announce,
     )
+
+
+def prefix_scope(settings: Settings, loaded: LoadedEngine) -> PrefixScope | None:
+    """What all cached KV of this worker depends on; None if none is to be cached."""
+    if not settings.worker.prefix_cache:
+        return None
+    return PrefixScope(loaded.model_info.fingerprint, loaded.paged_kv.layout, loaded.model_info.evaluation_id)

@@ -167,8 +167,11 @@ class _Process:
 
     def _load(self) -> WorkerLoad:
         parts, engine = self._parts, self._worker.engine
+        num_cached_blocks = parts.pool.num_cached_blocks
         pool = PoolLoad(
-            num_free_blocks=parts.pool.num_free_blocks,
+            num_free_blocks=parts.pool.num_empty_blocks,
+            num_cached_blocks=num_cached_blocks,
+            num_cached_tokens=num_cached_blocks * parts.settings.worker.block_size,
             num_reserved_blocks=parts.ledger.num_reserved_blocks,
             num_usable_blocks=parts.ledger.num_usable_blocks,
             ledger_version=parts.ledger.version,

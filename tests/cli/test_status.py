@@ -6,13 +6,18 @@ from pdserve.cli import console
 from pdserve.cli.status import tables
 from pdserve.v1 import fleet_pb2 as pb
 
+EVALUATION_ID = "bf16/cpu-1/dot/fp32-attention/0123456789abcdef"
 MODELS = ("gemma3-270m", "a-model-with-a-very-long-name-indeed")
 
 
 def _worker(name: str) -> pb.WorkerStatus:
     load = pb.LoadReport(num_usable_blocks=7654321, queued_prefill_tokens=1234567)
     return pb.WorkerStatus(
-        worker=pb.WorkerId(worker_id=name), state="ready", control_address="127.0.0.1:50051", load=load
+        worker=pb.WorkerId(worker_id=name),
+        state="ready",
+        control_address="127.0.0.1:50051",
+        load=load,
+        evaluation_id=EVALUATION_ID,
     )
 
 

@@ -7,6 +7,7 @@ from coordinator.generation.generator import GenerationRecord
 from coordinator.metrics import Metrics
 from coordinator.sequences import SequencePhase, SequenceTimings
 from pdserve.core.errors import PdserveError
+from pdserve.v1 import fleet_pb2
 from tests.support.scheduling_rig import Rig, read_all, scheduling_rig
 from tests.support.scripted_worker import MODEL
 
@@ -57,6 +58,16 @@ async def test_latencies_are_counted_once_a_sequence_and_phases_add_up() -> None
         phases = sum(value(rig, f"request_{phase}_time_seconds_sum") or 0 for phase in ("queue", "reserve", "prefill"))
         assert value(rig, "time_to_first_token_seconds_sum") == pytest.approx(phases)
         assert phases == pytest.approx(sum(end.timings.ttft_s for end in ends))
+
+
+async def test_a_workers_prefix_index_is_counted_in_tokens() -> None:
+    async with scheduling_rig() as rig:
+        worker = await rig.add("p0", "prefill")
+        worker.totals = fleet_pb2.WorkerTotals(prefix_queries=500, prefix_hits=320)
+        worker.report()
+        of_worker = {"role": "prefill", "worker": "p0"}
+        await rig.until(lambda: value(rig, "prefix_cache_queries_total", **of_worker) == 500)
+        assert value(rig, "prefix_cache_hits_total", **of_worker) == 320
 
 
 async def test_a_workers_series_vanish_with_it() -> None:

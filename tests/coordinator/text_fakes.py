@@ -75,11 +75,13 @@ class ScriptedStream:
                 if reason:
                     break
             of_prompt = self._prompt_logprobs() if index == 0 else ()
-            yield TokenDelta(index, tuple(taken), self._logprobs(taken), of_prompt, NUM_CACHED if index == 0 else 0)
+            num_cached = self._script.num_cached if index == 0 else 0
+            yield TokenDelta(index, tuple(taken), self._logprobs(taken), of_prompt, num_cached)
             index += len(taken)
             self.num_emitted = index
             if reason:
-                yield SequenceEnd(reason, SequenceTimings(ttft_s=0.5, prefill_worker="p"), num_cached_tokens=NUM_CACHED)
+                timings = SequenceTimings(ttft_s=0.5, prefill_worker="p")
+                yield SequenceEnd(reason, timings, num_cached_tokens=self._script.num_cached)
                 return
         if self._script.error is not None:
             raise self._script.error
@@ -122,6 +124,7 @@ class Script:
     hang: bool = False
     end: FinishReason = FinishReason.LENGTH
     logprobs_of: Callable[[int, int], TokenLogprobs] = scripted_logprobs
+    num_cached: int = NUM_CACHED
 
 
 @dataclass

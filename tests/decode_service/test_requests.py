@@ -3,27 +3,33 @@
 from collections import deque
 from collections.abc import Callable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from decode_service.requests import DecodeRequests
+from decode_service.entry import DecodeJob
+from decode_service.requests import DecodeRequests, Prompt
 from decode_service.scheduler import DecodeScheduler
-from decode_service.stage import DecodeJob, DecodeStage
+from decode_service.stage import DecodeStage
 from kv_transfer.interfaces import InboundCommit
+from pdserve.core.block_keys import PrefixScope
 from pdserve.core.errors import PdserveError
 from pdserve.core.ids import SequenceId
+from pdserve.core.model_info import KvLayout
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_pool import BlockPool, OwnerKind
-from pdserve.engine.events import SequenceReleased
+from pdserve.engine.events import SequenceReleased, TokenSampled
 from pdserve.engine.ledger import Demand, Reservation, ReservationLedger
 from pdserve.engine.step_loop import StageResources
-from tests.support.fake_engine import FakeRunner, expected_output
+from tests.support.fake_engine import FakeRunner, FakeStore, expected_output
 
 BLOCK = 4
 NUM_BLOCKS = 12
 COORDINATOR = 7
 NUMBERS = st.integers(1, 2)
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+SCOPE = PrefixScope("f00d", KvLayout("float32", BLOCK, num_layers=1, num_kv_heads=1, head_dim=1), "fake-1")
 
 
 class _Engine:
@@ -37,15 +43,18 @@ class _Engine:
 
 
 class DecodeWorkerMachine(RuleBasedStateMachine):
-    """Loop callbacks, engine turns and event deliveries happen in any order, as threads would have it."""
+    """Loop callbacks, engine turns and event deliveries happen in any order, as threads would have it. All ask for the
+    same prompt, of two full blocks and one token: what earlier ones left in the cache does not come again."""
 
     @initialize()
     def start(self) -> None:
         self.now_s = 0.0
         self.pool = BlockPool(NUM_BLOCKS)
         self.ledger = ReservationLedger(NUM_BLOCKS, BLOCK, lease_s=1000.0)
-        self.stage = DecodeStage(DecodeScheduler(2), StageResources(self.pool, BLOCK, frozenset({0})))
-        self.runner = FakeRunner(BLOCK)
+        resources = StageResources(self.pool, BLOCK, frozenset({0}), SCOPE)
+        self.stage = DecodeStage(DecodeScheduler(2), resources)
+        self.store = FakeStore(NUM_BLOCKS, BLOCK)
+        self.runner = FakeRunner(BLOCK, store=self.store)
         self.engine = _Engine()
         self.loop: deque[Callable[[], object]] = deque()
         self.failed: list[SequenceId] = []
@@ -80,11 +89,12 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
-    @rule(number=NUMBERS, num_tokens=st.integers(9, 20), deadline_s=st.sampled_from([3.0, 6.0, 1e9]))
+    @rule(number=NUMBERS, num_tokens=st.integers(13, 24), deadline_s=st.sampled_from([3.0, 6.0, 1e9]))
     def reserve(self, number: int, num_tokens: int, deadline_s: float) -> None:
+        demand = Demand(num_tokens, num_tokens)
         try:
             answer = self.requests.reserve(
-                self.sequence_id(number), Demand(num_tokens, num_tokens), self.now_s, self.now_s + deadline_s
+                self.sequence_id(number), demand, self.now_s, self.now_s + deadline_s, Prompt(PROMPT)
             )
         except PdserveError:
             return
@@ -95,13 +105,13 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
     def submit(self, number: int, deadline_s: float) -> None:
         if number in self.reservations:
             params = SamplingParams(max_tokens=4, temperature=0.0)
-            job = DecodeJob(self.sequence_id(number), (1, 2, 3, 4, 5), 5, params, self.now_s + deadline_s, 0)
+            job = DecodeJob(self.sequence_id(number), PROMPT, len(PROMPT), params, self.now_s + deadline_s, 0)
             self.requests.submit(job, self.reservations[number].reservation_id)
 
     @rule(number=NUMBERS, deadline_s=st.sampled_from([0.5, 1e9]))
     def arrive(self, number: int, deadline_s: float) -> None:
         """The usual beginning, in one go, so that what follows gets more of the search."""
-        self.reserve(number, 12, 1e9)
+        self.reserve(number, 16, 1e9)
         self.submit(number, deadline_s)
         self.transfer_begins(number)
         while self.engine.inbox:
@@ -126,16 +136,21 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
         if number not in self.reservations or number in self.inbound:
             return
         sequence_id = self.sequence_id(number)
+        num_blocks = 3 - self.requests.num_cached_blocks(sequence_id)
         try:
-            self.requests.begin_inbound(sequence_id, self.reservations[number].reservation_id, 2)
+            self.requests.begin_inbound(sequence_id, self.reservations[number].reservation_id, num_blocks)
         except PdserveError:
             return
 
         def allocate() -> None:
             try:
-                self.inbound[number] = self.stage.allocate_inbound(sequence_id, 2)
+                block_ids = self.inbound[number] = self.stage.allocate_inbound(sequence_id, num_blocks)
             except PdserveError:
                 self.loop.append(lambda: self.requests.inbound_ended(sequence_id))
+                return
+            for position in range(BLOCK * (3 - num_blocks), len(PROMPT)):
+                block, slot = divmod(position, BLOCK)
+                self.store.put(block_ids[block - 3 + num_blocks], slot, PROMPT[position])
 
         allocate()  # its answer is waited for; nothing of this transfer can happen before
 
@@ -150,8 +165,8 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
             self.give_back(number)
             return
         block_ids = self.inbound.pop(number)
-        token = expected_output((1, 2, 3, 4, 5), 1)[0]
-        commit = InboundCommit(sequence_id, reservation.reservation_id, block_ids, 5, (token,), 0, 0.0)
+        token = expected_output(PROMPT, 1)[0]
+        commit = InboundCommit(sequence_id, reservation.reservation_id, block_ids, len(PROMPT), (token,), 0, 0.0)
 
         def adopt() -> None:
             self.stage.adopt(commit, OwnerKind.INBOUND, self.now_s)
@@ -190,6 +205,8 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
 
     def publish(self) -> None:
         for event in self.stage.take_events():
+            if isinstance(event, TokenSampled):
+                assert event.token_id == expected_output(PROMPT, event.index + 1)[-1]
             if isinstance(event, SequenceReleased):
                 sequence_id = event.sequence_id
                 self.loop.append(lambda sequence_id=sequence_id: self.requests.engine_released(sequence_id))
@@ -201,6 +218,7 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             held = self.pool.num_blocks - self.pool.num_free_blocks
             assert held <= self.ledger.num_reserved_blocks <= NUM_BLOCKS
+            self.pool.check_integrity()
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
@@ -220,3 +238,18 @@ class DecodeWorkerMachine(RuleBasedStateMachine):
 
 TestDecodeWorkerMachine = DecodeWorkerMachine.TestCase
 TestDecodeWorkerMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+
+
+def test_what_is_pinned_counts_towards_what_a_transfer_may_ask_for() -> None:
+    machine = DecodeWorkerMachine()
+    machine.start()
+    machine.arrive(1, 1e9)
+    machine.transfer_commits(1)
+    machine.engine_runs_one_command()
+    sequence_id = machine.sequence_id(2)
+    answer = machine.requests.reserve(sequence_id, Demand(12, 12), 0.0, 1e9, Prompt(PROMPT))
+    assert isinstance(answer, Reservation)
+    assert (answer.num_blocks, machine.requests.num_cached_blocks(sequence_id)) == (3, 2)
+    with pytest.raises(PdserveError, match="4 blocks wanted under a reservation of 3"):
+        machine.requests.begin_inbound(sequence_id, answer.reservation_id, 2)
+    machine.requests.begin_inbound(sequence_id, answer.reservation_id, 1)

@@ -2,9 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decode_service.entry import DecodeJob
 from decode_service.scheduler import DecodeScheduler
-from decode_service.stage import DecodeJob, DecodeStage
+from decode_service.stage import DecodeStage
 from kv_transfer.interfaces import InboundCommit
+from pdserve.core.block_keys import PrefixScope
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
@@ -12,19 +14,22 @@ from pdserve.core.sampling import FinishReason, SamplingParams
 from pdserve.engine.block_pool import BlockPool, OwnerKind
 from pdserve.engine.events import Event, SequenceFailed, SequenceReleased, StageSnapshot, TokenSampled
 from pdserve.engine.step_loop import StageResources
-from tests.support.fake_engine import FakeRunner, expected_output
+from tests.support.fake_engine import FakeRunner, FakeStore, expected_output
 
 BLOCK = 4
 EOS = 0
 
 
 class Bench:
-    """A stage with a pool and a fake runner, stepped by hand; KV arrives when the test says so."""
+    """A stage with a pool and a fake runner, stepped by hand; KV arrives when the test says so. With a prefix cache it
+    matters what is in the blocks."""
 
-    def __init__(self, num_blocks: int = 64, max_batch_size: int = 8) -> None:
+    def __init__(self, num_blocks: int = 64, max_batch_size: int = 8, scope: PrefixScope | None = None) -> None:
         self.pool = BlockPool(num_blocks)
-        self.stage = DecodeStage(DecodeScheduler(max_batch_size), StageResources(self.pool, BLOCK, frozenset({EOS})))
-        self.runner = FakeRunner(BLOCK)
+        resources = StageResources(self.pool, BLOCK, frozenset({EOS}), scope)
+        self.stage = DecodeStage(DecodeScheduler(max_batch_size), resources)
+        self.store = FakeStore(num_blocks, BLOCK)
+        self.runner = FakeRunner(BLOCK, store=self.store if scope is not None else None)
         self.now_s = 0.0
         self.outputs: dict[SequenceId, list[int]] = {}
         self.finished: dict[SequenceId, FinishReason] = {}
@@ -35,9 +40,12 @@ class Bench:
         return DecodeJob(SequenceId(1, number), tuple(prompt), len(prompt), params, deadline_s, num_blocks)
 
     def deliver(self, job: DecodeJob, first_token: int | None = None, num_tokens: int | None = None) -> None:
-        """Receive and commit the prompt's KV."""
+        """Receive and commit the prompt's KV, as much of it as is not pinned."""
         num_tokens = len(job.token_ids) if num_tokens is None else num_tokens
-        block_ids = self.stage.allocate_inbound(job.sequence_id, blocks_for_tokens(num_tokens, BLOCK))
+        num_pinned = self.pool.num_pinned(job.sequence_id)
+        block_ids = self.stage.allocate_inbound(job.sequence_id, blocks_for_tokens(num_tokens, BLOCK) - num_pinned)
+        for position in range(num_pinned * BLOCK, num_tokens):
+            self.store.put(block_ids[position // BLOCK - num_pinned], position % BLOCK, job.token_ids[position])
         token = expected_output(job.token_ids, 1)[0] if first_token is None else first_token
         commit = InboundCommit(job.sequence_id, 1, block_ids, num_tokens, (token,), 0, 0.25)
         self.stage.adopt(commit, OwnerKind.INBOUND, self.now_s)

@@ -45,7 +45,7 @@ def test_hand_over_changes_the_owner_without_freeing() -> None:
 def test_check_integrity_notices_a_lost_block() -> None:
     pool = BlockPool(4)
     pool._free.popleft()
-    with pytest.raises(RuntimeError, match="block 0"):
+    with pytest.raises(RuntimeError, match=r"\{0: 0\}"):
         pool.check_integrity()
 
 

@@ -11,20 +11,15 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from pdserve.core.model_files import open_model_files
-from pdserve.core.model_info import KvLayout
-from pdserve.engine.model.decoder import DecoderModel
-from pdserve.engine.model.interface import ForwardInput
-from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
-from pdserve.engine.weights import load_weights
-from pdserve_kernels.interface import RaggedBatch
-from pdserve_kernels.torch_reference import TorchKernels
-from tests.support.engine_harness import build_engine
+from pdserve.engine.block_table import BlockTable
+from pdserve.engine.model.choice import KernelChoice
+from pdserve.engine.model.interface import StepInput
+from tests.support.engine_harness import build_engine, build_pool, load_model
 from tests.support.oracle import build_oracle, oracle_logits
 from tests.support.tiny_models import FAMILIES, write_tiny, write_tiny_packed
 
 LENGTH, BLOCK = 150, 16
-KERNELS, CPU = TorchKernels(), torch.device("cpu")
+KERNELS = pytest.mark.parametrize("kernels", ["native", "torch"])
 ORIGINAL = 40
 """The context before scaling, so that prompts cross it."""
 
@@ -53,13 +48,13 @@ CUTS = pytest.mark.parametrize("chunks", [[LENGTH], [1], [7], [16], [64], [100, 
 class PagedModel:
     """A model with one sequence in a poisoned pool; its blocks lie in falling order."""
 
-    def __init__(self, source: Path, dtype: str = "float32", num_blocks: int = 64) -> None:
-        files = open_model_files(source)
-        config = files.config
-        self.model = DecoderModel(config, TORCH_DTYPES[dtype], CPU, KERNELS)
-        load_weights(files, self.model)
-        layout = KvLayout(dtype, BLOCK, config.num_layers, config.num_kv_heads, config.head_dim)
-        self.pool = PagedKv(layout, num_blocks, CPU).pool.fill_(float("nan"))
+    def __init__(
+        self, source: Path, dtype: str = "float32", num_blocks: int = 64, kernels: KernelChoice = "auto"
+    ) -> None:
+        self.model = load_model(source, dtype, BLOCK, kernels)
+        self.pool = build_pool(self.model, dtype, num_blocks, BLOCK).pool.fill_(float("nan"))
+        self.table = BlockTable()
+        self.table.follow(list(range(num_blocks))[::-1])
 
     def logits(self, token_ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
         """Of every position, [tokens, vocab_size]."""
@@ -68,13 +63,11 @@ class PagedModel:
 
     def _run(self, token_ids: Sequence[int], start: int) -> torch.Tensor:
         num = len(token_ids)
-        padding = [0] * (-num % KERNELS.row_multiple)
-        blocks = tuple(range(len(self.pool)))[::-1]
-        batch = RaggedBatch((num,), (start + num,), (blocks,), num + len(padding))
-        ids = torch.tensor([*token_ids, *padding])
-        positions = torch.tensor([*range(start, start + num), *padding])
-        hidden = self.model.forward(ForwardInput(ids, positions, KERNELS.begin(batch, self.pool)))
-        return self.model.logits(hidden)[:num]
+        ids, positions, lens, ends = (
+            np.array(values, dtype=np.int32) for values in (token_ids, range(start, start + num), [num], [start + num])
+        )
+        self.model.forward(StepInput(ids, positions, lens, ends, [self.table]), self.pool)
+        return torch.from_numpy(self.model.logits(np.arange(num, dtype=np.int32)).copy())
 
 
 def spans(length: int, chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -105,8 +98,9 @@ def expected(source) -> torch.Tensor:
 
 
 @CUTS
-def test_a_family_equals_transformers(source, expected, chunks):
-    assert_same(PagedModel(source).logits(prompt(), chunks), expected)
+@KERNELS
+def test_a_family_equals_transformers(source, expected, chunks, kernels):
+    assert_same(PagedModel(source, kernels=kernels).logits(prompt(), chunks), expected)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3"])

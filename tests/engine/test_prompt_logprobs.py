@@ -91,10 +91,9 @@ def test_a_recovered_sequence_keeps_the_prompts_boundary(engine, whole):
     assert list(first + engine.results[0].prompt_logprobs) == whole[:99]
 
 
-def test_memory_does_not_grow_with_the_chunk(engine, monkeypatch):
-    model, rows = engine.runner._model, []
-    logits = model.logits
-    monkeypatch.setattr(model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden), raising=False)
+def test_memory_does_not_grow_with_the_chunk(engine):
+    rows = engine.model.num_rows
+    rows.clear()
     scores(engine, [len(PROMPT)])
     assert max(rows) <= 64
     rows.clear()
@@ -118,29 +117,23 @@ def test_a_bad_row_of_the_prompt_ends_it_and_leaves_its_neighbour(engine, monkey
     neighbour, spoilt = engine.sequence(PROMPT[:30], ECHO), engine.sequence(PROMPT, ECHO)
     chunks = [Chunk(neighbour, 30, sample=True), Chunk(spoilt, 40, sample=False)]
     healthy, _ = engine.runner.run(chunks)
-    logits = engine.runner._logits
 
-    def spoil(hidden: torch.Tensor, rows: list[int]) -> np.ndarray:
-        found = logits(hidden, rows).copy()
+    def spoil(logits: np.ndarray, rows: list[int]) -> None:
         if 30 + row in rows:
-            found[rows.index(30 + row), 17] = bad
-        return found
+            logits[rows.index(30 + row), 17] = bad
 
-    monkeypatch.setattr(engine.runner, "_logits", spoil)
+    monkeypatch.setattr(engine.model, "alter", spoil)
     assert engine.runner.run(chunks) == [healthy, ChunkResult(Sampled(None))]
 
 
 def test_minus_infinity_is_a_logprob_like_any_other(engine, monkeypatch):
     engine.next_block = 1
     sequence = engine.sequence(PROMPT[:4], ECHO)
-    logits = engine.runner._logits
 
-    def forbid(hidden: torch.Tensor, rows: list[int]) -> np.ndarray:
-        found = logits(hidden, rows).copy()
-        found[:, PROMPT[2]] = -math.inf
-        return found
+    def forbid(logits: np.ndarray, _rows: list[int]) -> None:
+        logits[:, PROMPT[2]] = -math.inf
 
-    monkeypatch.setattr(engine.runner, "_logits", forbid)
+    monkeypatch.setattr(engine.model, "alter", forbid)
     (result,) = engine.runner.run([Chunk(sequence, 4, sample=True)])
     assert result.prompt_logprobs[1].logprob == -math.inf
     assert math.isfinite(result.prompt_logprobs[0].logprob)

@@ -139,7 +139,7 @@ def test_a_poisoned_page_of_its_own_is_noticed(tiny):
 
 def test_warm_up_leaves_results_alone(tiny):
     cold, warm = tiny(), tiny()
-    warm.runner.warm_up()
+    warm.runner.warm_up(64)
     assert cold.generate(prompt(30), 10) == warm.generate(prompt(30), 10)
 
 

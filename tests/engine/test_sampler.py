@@ -90,7 +90,7 @@ def test_same_seed_and_position_same_token_and_any_other_differs_somewhere():
 
 
 def test_greedy_ties_go_to_the_lower_id_and_nothing_is_sorted(monkeypatch):
-    monkeypatch.setattr(sampler, "_descending", None)
+    monkeypatch.setattr(sampler, "descending", None)
     monkeypatch.setattr(sampler, "draw", None)
     assert sample(row([1, 3, 3, 2]), params(temperature=0.0, top_k=2, top_p=0.5), [0], 1).token_id == 1
 

@@ -9,8 +9,9 @@ from pdserve.engine.block_pool import BlockPool, Owner, OwnerKind
 from pdserve.engine.events import SequenceFailed, SequenceReleased, TokenSampled
 from pdserve.engine.sequence import Chunk
 from pdserve.engine.step_loop import EngineThread, StageResources, Turn
+from prefill_service.prompt import PrefillJob
 from prefill_service.scheduler import PrefillScheduler
-from prefill_service.stage import PrefillJob, PrefillStage
+from prefill_service.stage import PrefillStage
 from tests.support.fake_engine import FakeRunner, make_sequence
 
 WAIT_S = 20.0

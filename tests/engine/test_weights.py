@@ -211,4 +211,4 @@ def test_untied_without_head_is_refused(tmp_path, family):
 def test_forward_needs_weights(directory):
     model = empty_model(directory)
     with pytest.raises(RuntimeError, match="freeze"):
-        model.forward(None)
+        model.forward(None, None)

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
+from decode_service.entry import DecodeJob
 from decode_service.requests import DecodeRequests
-from decode_service.stage import DecodeJob
 from kv_transfer.interfaces import InboundCommit, OutboundEnd
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId

@@ -116,7 +116,8 @@ async def test_50_running_and_20_waiting_cancelled_at_once_show_as_nothing(tiny_
             while busy(await gauges(fleet)):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         found = await gauges(fleet)
-        assert found['pdserve:kv_blocks_free{model="tiny",role="decode",worker="decode-0"}'] == 5000
+        labels = '{model="tiny",role="decode",worker="decode-0"}'
+        assert found[f"pdserve:kv_blocks_free{labels}"] + found[f"pdserve:kv_blocks_cached{labels}"] == 5000
         status = await fleet.status()
         assert all(worker.num_in_flight == 0 for worker in live_workers(status).values())
         again = fill(fleet, 50)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from pdserve.core.errors import ErrorReason
 from pdserve.engine.runner import ModelRunner
-from pdserve.engine.sequence import Chunk
+from pdserve.engine.sequence import Chunk, ChunkResult, Sequence
+from tests.support.engine_harness import spy_on
 from tests.support.real_bench import real_fleet
 from tests.support.worker_bench import BenchWorker, Coordinator, Stream
 
@@ -63,17 +63,20 @@ BAD_ROWS: dict[str, Callable[[np.ndarray], None]] = {
 def plant(worker: BenchWorker, num_output_tokens: int, spoil: Callable[[np.ndarray], None]) -> None:
     """Spoil the row that number 8's output token `num_output_tokens` is to be drawn from."""
     runner: ModelRunner = worker.runner
-    sampled_logits = runner._sampled_logits
+    run, spy = runner.run, spy_on(runner)
+    sampling: list[Sequence] = []
 
-    def spoilt(chunks: Seq[Chunk], hidden: torch.Tensor) -> np.ndarray:
-        logits = sampled_logits(chunks, hidden).copy()
-        sampling = [chunk.sequence for chunk in chunks if chunk.sample]
+    def remember(chunks: Seq[Chunk]) -> list[ChunkResult]:
+        sampling[:] = [chunk.sequence for chunk in chunks if chunk.sample]
+        return run(chunks)
+
+    def spoil_mine(logits: np.ndarray, _rows: list[int]) -> None:
         for row, sequence in zip(logits, sampling, strict=True):
             if sequence.id.sequence == MINE and sequence.num_output_tokens == num_output_tokens:
                 spoil(row)
-        return logits
 
-    runner._sampled_logits = spoilt  # type: ignore[method-assign]
+    runner.run = remember  # type: ignore[method-assign]
+    spy.alter = spoil_mine
 
 
 def num_nan_rows(worker: BenchWorker) -> int:
@@ -107,17 +110,14 @@ async def test_a_row_that_holds_no_number_is_an_error_and_nobody_elses(
 async def test_a_bad_row_among_a_prompts_logprobs_is_an_error_too(tiny_model: Path, colocated: bool) -> None:
     """FIELD_CASES G01: in a chunk that samples nothing."""
     async with real_fleet(tiny_model, colocated=colocated) as coordinator:
-        runner: ModelRunner = coordinator.prefill.runner
-        logits = runner._logits
+        spy = spy_on(coordinator.prefill.runner)
         calls = iter([True])
 
-        def spoilt(hidden: torch.Tensor, rows: list[int]) -> np.ndarray:
-            found = logits(hidden, rows).copy()
+        def spoil(logits: np.ndarray, _rows: list[int]) -> None:
             if next(calls, False):
-                found[-1] = math.nan
-            return found
+                logits[-1] = math.nan
 
-        runner._logits = spoilt  # type: ignore[method-assign]
+        spy.alter = spoil
         failed = (await ask(coordinator, [MINE], **SEEDED, num_prompt_logprobs=0))[MINE]
         assert failed.error is not None
         assert failed.error.reason is ErrorReason.NUMERICAL_ERROR

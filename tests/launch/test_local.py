@@ -105,7 +105,7 @@ def test_children_are_pinned_as_planned(tmp_path: Path) -> None:
             cores = worker["settings"]["worker"]["cores"]
             assert cores
             assert worker["affinity"] == sorted(cores)
-            assert worker["omp"] == str(len(cores))
+            assert worker["omp"] == str(len(cores)) == "1"
 
 
 def test_the_launcher_never_loads_grpc_or_torch(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_worker_that_dies_later_leaves_the_fleet_serving(tmp_path: Path) -> No
         workers = {worker["name"]: worker["pid"] for worker in fleet.ready()["workers"]}
         os.kill(workers["decode-1"], signal.SIGUSR1)
         assert fleet.process.stderr is not None
-        line = fleet.process.stderr.readline()
-        assert "decode-1 ended (exit code 5); the fleet goes on without it" in line
+        news = "decode-1 ended (exit code 5); the fleet goes on without it"
+        assert any(news in line for line in fleet.process.stderr)
         assert fleet.process.poll() is None
         fleet.process.send_signal(signal.SIGTERM)
         assert fleet.wait() == 0

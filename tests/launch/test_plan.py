@@ -1,14 +1,12 @@
 """Who gets what of the machine."""
 
-from pathlib import Path
+import math
+from dataclasses import replace
 
-import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdserve.core.errors import ErrorReason, PdserveError
-from pdserve.launch.machine import container_limit_bytes, this_machine
+from pdserve.launch.placement import Cpu
 from pdserve.launch.plan import (
     MAX_BUDGET_BYTES,
     ChildPlan,
@@ -16,8 +14,9 @@ from pdserve.launch.plan import (
     check_plan,
     plan_coordinator,
     plan_workers,
-    share_cores,
+    sharing_warning,
 )
+from pdserve.launch.roles import thread_environment
 from pdserve.serving.settings import Settings
 from pdserve.serving.settings_loader import load_settings
 
@@ -28,30 +27,47 @@ def _plans(flags: dict[str, object], machine: Machine = TWO_CORES) -> tuple[Chil
     return plan_workers(load_settings(flags, None, {}), machine, "127.0.0.1:50051")
 
 
-def test_two_workers_on_two_cores_take_one_each() -> None:
+def test_two_workers_on_two_cores_take_one_each_decode_first() -> None:
     prefill, decode = _plans({})
-    assert (prefill.role, prefill.name, prefill.settings.worker.cores) == ("prefill", "prefill-0", (0,))
-    assert (decode.role, decode.name, decode.settings.worker.cores) == ("decode", "decode-0", (1,))
+    assert (prefill.role, prefill.name, prefill.settings.worker.cores) == ("prefill", "prefill-0", (1,))
+    assert (decode.role, decode.name, decode.settings.worker.cores) == ("decode", "decode-0", (0,))
     assert decode.settings.worker.worker_id == "decode-0"
-    assert decode.environment == {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    assert decode.environment == thread_environment(1)
 
 
-def test_one_colocated_worker_takes_all_cores() -> None:
-    (worker,) = _plans({"launch.mode": "colocated"})
+@pytest.mark.parametrize(("threads", "cores"), [(1, (0,)), (2, (0, 1)), (3, (0, 1))])
+def test_a_worker_takes_as_many_cores_as_it_has_threads(threads: int, cores: tuple[int, ...]) -> None:
+    (worker,) = _plans({"launch.mode": "colocated", "worker.threads": threads})
     assert worker.role == worker.name.removesuffix("-0") == "colocated"
-    assert worker.settings.worker.cores == (0, 1)
-    assert worker.settings.worker.threads == 2
-    assert worker.environment["OMP_NUM_THREADS"] == "2"
-
-
-def test_threads_set_by_hand_are_kept() -> None:
-    (worker,) = _plans({"launch.mode": "colocated", "worker.threads": 1})
-    assert (worker.settings.worker.cores, worker.settings.worker.threads) == ((0, 1), 1)
+    assert (worker.settings.worker.cores, worker.settings.worker.threads) == (cores, threads)
+    assert worker.environment == thread_environment(threads)
 
 
 def test_cores_set_by_hand_are_what_is_shared() -> None:
     plans = _plans({"worker.cores": "4,6"}, Machine(tuple(range(8)), 1024**3))
-    assert [plan.settings.worker.cores for plan in plans] == [(4,), (6,)]
+    assert [plan.settings.worker.cores for plan in plans] == [(6,), (4,)]
+
+
+def test_whole_cores_are_shared_before_siblings() -> None:
+    topology = {core: Cpu(core, core // 2) for core in range(4)}
+    plans = _plans({}, Machine(tuple(range(4)), 1024**3, topology))
+    assert [plan.settings.worker.cores for plan in plans] == [(2,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "quota", "warned"),
+    [
+        ({}, math.inf, False),
+        ({"worker.threads": 2}, math.inf, True),
+        ({"launch.decode": 2}, math.inf, True),
+        ({"worker.cores": "1"}, math.inf, True),
+        ({}, 1.5, True),
+        ({"launch.decode": 2, "model.device": "cuda"}, math.inf, False),
+    ],
+)
+def test_more_threads_than_cores_are_a_warning(flags: dict[str, object], quota: float, warned: bool) -> None:
+    machine = replace(TWO_CORES, cpu_quota=quota)
+    assert bool(sharing_warning(load_settings(flags, None, {}), machine)) is warned
 
 
 def test_without_pinning_or_on_a_gpu_nobody_is_pinned() -> None:
@@ -90,8 +106,8 @@ def test_every_model_gets_workers_of_its_own() -> None:
         assert plan.settings.worker.worker_id == plan.name
         assert [model.name for model in plan.settings.models] == [plan.name.rpartition(".")[0]]
     assert {plan.settings.model.dtype for plan in plans[3:]} == {"float32"}
-    cores = [core for plan in plans for core in plan.settings.worker.cores]
-    assert sorted(cores) == list(machine.cores)
+    cores = [plan.settings.worker.cores for plan in plans]
+    assert cores == [(4,), (0,), (1,), (5,), (2,), (3,)]
     budgets = {plan.settings.worker.memory_budget_bytes for plan in plans}
     assert budgets == {int(0.8 * machine.available_bytes) // 6}
 
@@ -105,7 +121,7 @@ def test_workers_on_a_gpu_take_no_share_of_cores_and_memory() -> None:
     more = '[{"source": "birch", "device": "cuda:1"}]'
     plans = _plans({"model.source": "ash", "more_models": more, "launch.mode": "colocated"})
     on_cpu, on_gpu = plans
-    assert (on_cpu.settings.worker.cores, on_cpu.settings.worker.threads) == ((0, 1), 2)
+    assert on_cpu.settings.worker.cores == (0,)
     assert on_cpu.settings.worker.memory_budget_bytes == MAX_BUDGET_BYTES
     assert (on_gpu.settings.worker.cores, on_gpu.settings.worker.memory_budget_bytes, on_gpu.environment) == ((), 0, {})
 
@@ -138,30 +154,3 @@ def test_what_workers_cannot_share_is_refused_by_name(flags: dict[str, object]) 
     assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
     if "worker.cores" not in flags:
         check_plan(load_settings({**flags, "launch.mode": "colocated"}, None, {}), TWO_CORES)
-
-
-@given(st.integers(1, 64), st.integers(1, 80))
-def test_shares_of_cores(num_cores: int, num_workers: int) -> None:
-    cores = tuple(range(100, 100 + num_cores))
-    shares = share_cores(cores, num_workers)
-    used = [core for share in shares for core in share]
-    assert len(shares) == num_workers
-    assert all(shares)
-    assert set(used) <= set(cores)
-    if num_workers <= num_cores:
-        assert sorted(used) == list(cores)
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        loads = [used.count(core) for core in cores]
-        assert max(loads) - min(loads) <= 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "limited"),
-    [("memory.max", "1000\n", True), ("memory.max", "max\n", False), ("memory/memory.limit_in_bytes", "1000", True)],
-)
-def test_a_containers_limit_counts(tmp_path: Path, name: str, text: str, limited: bool) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(text)
-    assert container_limit_bytes(tmp_path) == (1000 if limited else psutil.virtual_memory().total)
-    assert (this_machine(tmp_path).available_bytes == 1000) == limited

@@ -49,6 +49,25 @@ def test_with_no_bypass_allowed_it_is_first_come_first_served() -> None:
     ]
 
 
+def test_a_prompt_that_begins_tells_how_much_is_left_and_the_budget_goes_on() -> None:
+    scheduler = PrefillScheduler(token_budget=10, max_bypasses=8)
+    for number, num_tokens in enumerate((12, 14, 30)):
+        scheduler.add(ident(number), num_tokens)
+    asked: list[SequenceId] = []
+
+    def begin(sequence_id: SequenceId) -> int | None:
+        asked.append(sequence_id)
+        if sequence_id == ident(1):
+            scheduler.remove(sequence_id)
+            return 0
+        return 4 if sequence_id == ident(0) else None
+
+    assert scheduler.schedule(begin) == [(ident(0), 4), (ident(2), 6)]
+    assert scheduler.schedule(begin) == [(ident(2), 10)]
+    assert asked == [ident(0), ident(1), ident(2)]
+    assert (len(scheduler), scheduler.num_queued_tokens) == (1, 14)
+
+
 def test_removed_prompts_get_nothing() -> None:
     scheduler = PrefillScheduler(token_budget=10, max_bypasses=8)
     scheduler.add(ident(0), 30)

@@ -1,11 +1,13 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.interfaces import OutboundEnd
+from pdserve.core.block_keys import PrefixScope
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.reservation import blocks_for_tokens
@@ -21,9 +23,10 @@ from pdserve.engine.events import (
 )
 from pdserve.engine.sequence import ChunkResult, Sampled, Sequence
 from pdserve.engine.step_loop import StageResources
+from prefill_service.prompt import PrefillJob
 from prefill_service.scheduler import PrefillScheduler
-from prefill_service.stage import PrefillJob, PrefillStage
-from tests.support.fake_engine import FakeRunner, make_sequence, next_token
+from prefill_service.stage import PrefillStage
+from tests.support.fake_engine import FakeRunner, FakeStore, make_sequence, next_token
 
 BLOCK = 4
 EOS = 0
@@ -51,19 +54,19 @@ class FakeTransfer:
 class Bench:
     """A stage with a pool and a fake runner, stepped by hand."""
 
-    def __init__(self, num_blocks: int = 64, budget: int = 16) -> None:
+    def __init__(self, num_blocks: int = 64, budget: int = 16, scope: PrefixScope | None = None) -> None:
         self.pool = BlockPool(num_blocks)
-        resources = StageResources(self.pool, BLOCK, frozenset({EOS}))
+        resources = StageResources(self.pool, BLOCK, frozenset({EOS}), scope)
         self.stage = PrefillStage(PrefillScheduler(budget, 8), resources)
-        self.runner = FakeRunner(BLOCK)
+        self.runner = FakeRunner(BLOCK, store=FakeStore(num_blocks, BLOCK))
         self.transfers: dict[SequenceId, FakeTransfer] = {}
         self.now_s = 0.0
 
-    def submit(self, sequence: Sequence, *, transfer: bool = True, deadline_s: float = 100.0) -> None:
+    def submit(self, sequence: Sequence, *, transfer: bool = True, deadline_s: float = 100.0, **job: Any) -> None:
         def open_transfer() -> FakeTransfer:
             return self.transfers.setdefault(sequence.id, FakeTransfer())
 
-        self.stage.submit(PrefillJob(sequence, deadline_s, self.now_s, open_transfer if transfer else None))
+        self.stage.submit(PrefillJob(sequence, deadline_s, self.now_s, open_transfer if transfer else None, **job))
 
     def step(self) -> list[Event]:
         self.now_s += 1.0

@@ -1,8 +1,10 @@
 """Drives a runner the way a scheduler would, one sequence or several, for tests."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,29 +14,40 @@ from pdserve.core.model_files import ModelConfig, open_model_files
 from pdserve.core.model_info import KvLayout
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.model.decoder import DecoderModel
+from pdserve.engine.model.choice import KernelChoice, ModelOptions, empty_model
+from pdserve.engine.model.interface import Model
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.sequence import Chunk, ChunkResult, Sequence
 from pdserve.engine.weights import load_weights
-from pdserve_kernels.torch_reference import TorchKernels
 
+MAX_ROWS = 1600
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 
 
-class RecordingRunner(ModelRunner):
-    """Keeps the logits that each call's sampling chunks were drawn from, in their order."""
+class SpyModel:
+    """A model that keeps the logits it gave last, and lets a test change them first (`alter(logits, rows)`)."""
 
-    logits: np.ndarray
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.last = np.zeros((0, 0), dtype=np.float32)
+        self.num_rows: list[int] = []
+        self.alter: Callable[[np.ndarray, list[int]], None] = lambda logits, rows: None
 
-    def _sampled_logits(self, chunks: Seq[Chunk], hidden: torch.Tensor) -> np.ndarray:
-        self.logits = super()._sampled_logits(chunks, hidden)
-        return self.logits
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        self.last = self.model.logits(rows).copy()
+        self.alter(self.last, rows.tolist())
+        self.num_rows.append(len(rows))
+        return self.last
 
 
 @dataclass
 class Engine:
-    runner: RecordingRunner
+    runner: ModelRunner
+    model: SpyModel
     paged_kv: PagedKv
     config: ModelConfig
     next_block: int = 1
@@ -57,7 +70,7 @@ class Engine:
             chunk.sequence.num_computed_tokens += chunk.num_tokens
             if result.sampled is not None and result.sampled.token_id is not None:
                 chunk.sequence.token_ids.append(result.sampled.token_id)
-        return self.runner.logits
+        return self.model.last
 
     def prefill(self, sequence: Sequence, chunk_size: int | None = None) -> np.ndarray:
         """Compute what remains in chunks; the logits of the last position."""
@@ -76,16 +89,53 @@ class Engine:
 
     def kv(self, sequence: Sequence) -> torch.Tensor:
         """The written KV of a sequence: [tokens, layers, 2, heads, head_dim]."""
-        blocks = self.paged_kv.pool[sequence.block_ids]
+        blocks = slots_and_dims(self.paged_kv)[sequence.block_ids]
         by_slot = blocks.permute(0, 4, 1, 2, 3, 5).flatten(0, 1)
         return by_slot[: sequence.num_computed_tokens]
 
 
-def build_engine(source: Path, dtype: str = "float32", num_blocks: int = 512, block_size: int = 16) -> Engine:
+def slots_and_dims(paged_kv: PagedKv) -> torch.Tensor:
+    """The pool in the inner order "slot_dim", whatever its own is; a copy unless it is that."""
+    pool, layout = paged_kv.pool, paged_kv.layout
+    if layout.inner_order == "slot_dim":
+        return pool
+    size, dim = layout.block_size, layout.head_dim
+    width = 4 // pool.element_size()
+    pages = pool.flatten(-2)
+    keys = pages[:, :, 0].unflatten(-1, (dim // width, size, width)).transpose(-3, -2).flatten(-2)
+    values = pages[:, :, 1].unflatten(-1, (size // width, dim, width)).transpose(-2, -1).flatten(-3, -2)
+    return torch.stack((keys, values), dim=2)
+
+
+def spy_on(runner: ModelRunner) -> SpyModel:
+    """From now on the runner's model is one."""
+    spy = SpyModel(runner._model)
+    runner._model = cast("Model", spy)
+    return spy
+
+
+def load_model(source: Path, dtype: str, block_size: int, kernels: KernelChoice = "auto") -> Model:
     files = open_model_files(source)
-    config, kernels = files.config, TorchKernels()
-    model = DecoderModel(config, TORCH_DTYPES[dtype], torch.device("cpu"), kernels)
+    options = ModelOptions(TORCH_DTYPES[dtype], torch.device("cpu"), block_size, MAX_ROWS, MAX_ROWS, kernels)
+    model = empty_model(files.config, options)
     load_weights(files, model)
-    layout = KvLayout(dtype, block_size, config.num_layers, config.num_kv_heads, config.head_dim)
-    paged_kv = PagedKv(layout, num_blocks, torch.device("cpu"))
-    return Engine(RecordingRunner(model, kernels, paged_kv), paged_kv, config)
+    return model
+
+
+def build_pool(model: Model, dtype: str, num_blocks: int, block_size: int) -> PagedKv:
+    config, order = model.config, model.kv_inner_order
+    layout = KvLayout(dtype, block_size, config.num_layers, config.num_kv_heads, config.head_dim, inner_order=order)
+    return PagedKv(layout, num_blocks, torch.device("cpu"))
+
+
+def build_engine(
+    source: Path,
+    dtype: str = "float32",
+    num_blocks: int = 512,
+    block_size: int = 16,
+    kernels: KernelChoice = "auto",
+) -> Engine:
+    model = load_model(source, dtype, block_size, kernels)
+    paged_kv = build_pool(model, dtype, num_blocks, block_size)
+    spy = SpyModel(model)
+    return Engine(ModelRunner(cast("Model", spy), paged_kv), spy, paged_kv, model.config)

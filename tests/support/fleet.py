@@ -223,7 +223,7 @@ def is_idle(status: fleet_pb2.FleetStatus) -> bool:
         status.num_in_flight == 0
         and all(queue.num_requests == 0 and queue.num_tokens == 0 for queue in status.queues)
         and all(w.num_in_flight == 0 for w in workers)
-        and all(w.load.num_free_blocks == w.load.num_usable_blocks > 0 for w in workers)
+        and all(w.load.num_free_blocks + w.load.num_cached_blocks == w.load.num_usable_blocks > 0 for w in workers)
         and all(
             w.load.num_reserved_blocks == w.load.num_waiting == w.load.num_running == w.load.num_transferring == 0
             for w in workers

@@ -55,7 +55,10 @@ def scripted_logprobs(
 
 @dataclass
 class Script:
-    """How a worker behaves; may be changed at any time. `gate(name)` blocks until that gate is open."""
+    """How a worker behaves; may be changed at any time. `gate(name)` blocks until that gate is open.
+
+    `num_cached_tokens`: what the next prefills say they found; 0 when none is left.
+    """
 
     prefill: asyncio.Event = field(default_factory=asyncio.Event)
     transfer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,6 +67,7 @@ class Script:
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     prefill_errors: deque[PdserveError] = field(default_factory=deque)
     decode_errors: deque[PdserveError] = field(default_factory=deque)
+    num_cached_tokens: deque[int] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         for gate in (self.prefill, self.transfer, self.decode, self.reserve, self.first_token):
@@ -98,6 +102,8 @@ class ScriptedWorker:
         self.committed: set[SequenceId] = set()
         self.submits: list[tuple[str, SequenceId]] = []
         self.contexts: list[worker_pb2.RequestContext] = []
+        self.reserves: list[worker_pb2.ReserveRequest] = []
+        self.totals = fleet_pb2.WorkerTotals()
         self.cancels: list[SequenceId] = []
         self.num_heartbeats = 0
         self.num_sent = 0
@@ -185,6 +191,7 @@ class ScriptedWorker:
                 num_reserved_blocks=self.num_reserved,
                 num_free_blocks=self.num_blocks - self.num_reserved,
                 num_running=len(self.decoding),
+                totals=self.totals,
             )
         )
 
@@ -288,6 +295,8 @@ class ScriptedWorker:
         first = {"token_ids": [token], "finish_reason": finish_reason_to_proto(finish)}
         first["logprobs"] = scripted_logprobs(submit.sampling, "num_logprobs", 1)
         first["prompt_logprobs"] = scripted_logprobs(submit.sampling, "num_prompt_logprobs", len(submit.token_ids) - 1)
+        if self.script.num_cached_tokens:
+            first["num_cached_tokens"] = self.script.num_cached_tokens.popleft()
         if self.script.first_token.is_set():
             self.emit(PREFILL, sequence_id, **first)
         if finish is None and submit.HasField("target"):
@@ -309,6 +318,7 @@ class ScriptedWorker:
 
     async def reserve(self, request: worker_pb2.ReserveRequest) -> worker_pb2.ReserveResponse:
         self.num_asked += 1
+        self.reserves.append(request)
         await self.script.reserve.wait()
         needed, free = blocks_for_tokens(request.num_tokens_max, BLOCK_SIZE), self.num_blocks - self.num_reserved
         if needed > free:

@@ -5,6 +5,7 @@ A test plays the coordinator. Everything runs in the test's process, over loopba
 
 import asyncio
 import itertools
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
@@ -39,7 +40,7 @@ from pdserve.serving.settings import (
     WorkerSettings,
 )
 from pdserve.v1 import common_pb2, fleet_pb2, worker_pb2, worker_pb2_grpc
-from pdserve.worker.parts import Worker, WorkerParts
+from pdserve.worker.parts import Worker, WorkerParts, prefix_scope
 from tests.support.fake_engine import FakeRunner, FakeStore
 
 EOS = 0
@@ -54,10 +55,15 @@ BUILDS = {
 
 
 def bench_settings(
-    *, block_size: int = 4, token_budget: int = 8, lease_s: float = 10.0, transfer_lease_s: float = 10.0
+    *,
+    block_size: int = 4,
+    token_budget: int = 8,
+    lease_s: float = 10.0,
+    transfer_lease_s: float = 10.0,
+    prefix_cache: bool = True,
 ) -> Settings:
     return Settings(
-        worker=WorkerSettings(block_size=block_size, lease_s=lease_s, max_batch_size=8),
+        worker=WorkerSettings(block_size=block_size, lease_s=lease_s, max_batch_size=8, prefix_cache=prefix_cache),
         prefill=PrefillSettings(token_budget=token_budget),
         colocated=ColocatedSettings(token_budget=token_budget),
         transfer=TransferSettings(lease_s=transfer_lease_s),
@@ -87,7 +93,7 @@ class BenchWorker:
         block_size = self.settings.worker.block_size
         self.store = store or FakeStore(num_blocks, block_size)
         self.runner = runner or FakeRunner(block_size, before_run, self.store)
-        self.pool = BlockPool(self.store.num_blocks)
+        self.pool = BlockPool(self.store.num_blocks, threading.Lock())
         self.ledger = ReservationLedger(self.store.num_blocks, block_size, self.settings.worker.lease_s)
         self.incarnation = next(_incarnations)
         self.crashes: list[BaseException] = []
@@ -95,15 +101,17 @@ class BenchWorker:
 
     async def start(self) -> "BenchWorker":
         loop = asyncio.get_running_loop()
-        loaded = SimpleNamespace(runner=self.runner, paged_kv=self.store, model_info=self.model)
+        loaded = cast(Any, SimpleNamespace(runner=self.runner, paged_kv=self.store, model_info=self.model))
+        eos_token_ids = frozenset(self.model.eos_token_ids)
+        scope = prefix_scope(self.settings, loaded)
         parts = WorkerParts(
             settings=self.settings,
             worker_id=self.role,
             incarnation=self.incarnation,
-            loaded=cast(Any, loaded),
+            loaded=loaded,
             pool=self.pool,
             ledger=self.ledger,
-            resources=StageResources(self.pool, self.settings.worker.block_size, frozenset(self.model.eos_token_ids)),
+            resources=StageResources(self.pool, self.settings.worker.block_size, eos_token_ids, scope),
             publish=lambda turn: loop.call_soon_threadsafe(self._dispatch, turn),
             on_crash=self.crashes.append,
             announce=self._announce,
@@ -189,6 +197,7 @@ class Stream:
     finish_reason: FinishReason | None = None
     error: PdserveError | None = None
     transferred: bool = False
+    num_cached_tokens: int = 0
 
     @property
     def output(self) -> list[int]:
@@ -202,6 +211,7 @@ class Coordinator:
     def __init__(self, prefill: BenchWorker, decode: BenchWorker, incarnation: int = COORDINATOR) -> None:
         self.prefill, self.decode = prefill, decode
         self.incarnation = incarnation
+        self.adapter = self.cache_salt = ""
         self.streams: dict[int, Stream] = defaultdict(Stream)
         self.changed = asyncio.Condition()
         self._to_prefill: asyncio.Queue[worker_pb2.PrefillCommand] = asyncio.Queue()
@@ -240,6 +250,7 @@ class Coordinator:
                 stream.logprobs[index] = logprobs_from_proto(output.logprobs[offset])
         stream.prompt_logprobs += tuple(map(logprobs_from_proto, output.prompt_logprobs))
         stream.transferred |= output.transferred
+        stream.num_cached_tokens += output.num_cached_tokens
         reason = finish_reason_from_proto(output.finish_reason)
         if reason is not None:
             assert stream.finish_reason is None or reason is FinishReason.ERROR
@@ -254,12 +265,16 @@ class Coordinator:
 
     def context(self, number: int, deadline_s: float = 60.0) -> worker_pb2.RequestContext:
         return worker_pb2.RequestContext(
-            request_id=self.request_id(number), deadline_remaining_ms=round(deadline_s * 1000), model="fake"
+            request_id=self.request_id(number),
+            deadline_remaining_ms=round(deadline_s * 1000),
+            model="fake",
+            adapter=self.adapter,
+            cache_salt=self.cache_salt,
         )
 
-    async def reserve(self, number: int, num_tokens: int) -> worker_pb2.ReserveResponse:
+    async def reserve(self, number: int, num_tokens: int, prompt: Seq[int] = ()) -> worker_pb2.ReserveResponse:
         request = worker_pb2.ReserveRequest(
-            context=self.context(number), num_tokens_max=num_tokens, num_tokens_expected=num_tokens
+            context=self.context(number), num_tokens_max=num_tokens, num_tokens_expected=num_tokens, token_ids=prompt
         )
         return await self.decode_stub.Reserve(request)
 
@@ -314,11 +329,11 @@ class Coordinator:
         if params.max_tokens == 1:
             self.submit_prefill(number, prompt, params, None)
             return self.streams[number]
-        answer = await self.reserve(number, len(prompt) + params.max_tokens)
+        answer = await self.reserve(number, len(prompt) + params.max_tokens, prompt)
         assert answer.HasField("granted"), answer
-        reservation_id = answer.granted.reservation_id
+        reservation_id, num_cached = answer.granted.reservation_id, answer.granted.num_cached_blocks
         self.submit_decode(number, prompt, params, reservation_id)
-        self.submit_prefill(number, prompt, params, self.target(reservation_id))
+        self.submit_prefill(number, prompt, params, self.target(reservation_id, num_cached_blocks=num_cached))
         return self.streams[number]
 
     def cancel(self, number: int, *, prefill: bool = True, decode: bool = True) -> None:

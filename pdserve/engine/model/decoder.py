@@ -1,20 +1,22 @@
-"""A decoder-only transformer from its config: ids and positions in, hidden states and logits out, KV into pages.
+"""A decoder-only transformer from its config, operation by operation: on any device, and what faster ones must equal.
 
 Knows nothing of requests, of files, or of architectures' names. The residual stream is fp32, as norms and rotation are;
-GEMM inputs are in the load dtype.
+GEMM inputs are in the load dtype. Rows are padded with token 0 up to what the kernels need for equal bits.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.core.model_files import ModelConfig
 from pdserve.core.model_files.config import RopeConfig
-from pdserve.engine.model.interface import ForwardInput
+from pdserve.engine.model.interface import Int32s, Profile, StepInput
 from pdserve.engine.model.parameters import DecoderParameters, Projection
 from pdserve.engine.model.rope import RopeTable, rope_table
-from pdserve_kernels.interface import Kernels, LinearOp
+from pdserve_kernels.interface import Kernels, LinearOp, PagedStep, RaggedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class DecoderModel:
         self._ops: list[_LayerOps] = []
         self._rope: dict[RopeConfig, RopeTable] = {}
         self._logits: LinearOp | None = None
+        self._hidden: Tensor | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -50,6 +53,18 @@ class DecoderModel:
     @property
     def device(self) -> torch.device:
         return self._device
+
+    @property
+    def numerics_version(self) -> str:
+        return self._kernels.numerics_version
+
+    @property
+    def kv_inner_order(self) -> str:
+        return "slot_dim"
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._kernels.workspace_bytes
 
     def destinations(self) -> dict[str, Tensor]:
         return self._parameters.destinations()
@@ -68,34 +83,51 @@ class DecoderModel:
         self._logits = self._kernels.logits(self._parameters.head)
 
     @torch.inference_mode()
-    def forward(self, rows: ForwardInput) -> Tensor:
+    def forward(self, step: StepInput, kv_pool: Tensor) -> None:
         if not self._ops:
             raise RuntimeError("forward before freeze")
-        residual = self._parameters.embedding[rows.token_ids].float() * self._config.embedding_scale
-        rotations = {rope: table.rows(rows.positions) for rope, table in self._rope.items()}
+        token_ids, positions = self._padded(step.token_ids), self._padded(step.positions)
+        paged_step = self._kernels.begin(_ragged(step, len(token_ids)), kv_pool)
+        residual = self._parameters.embedding[token_ids].float() * self._config.embedding_scale
+        rotations = {rope: table.rows(positions) for rope, table in self._rope.items()}
         for index, (layer, ops) in enumerate(zip(self._parameters.layers, self._ops, strict=True)):
             qkv = ops.qkv(self._norm(residual, layer.attention_norm).to(self._dtype))
             rotation = rotations[self._config.attention[index].rope]
-            attended = ops.attention_out(self._attend(rows, index, qkv, rotation).to(self._dtype))
+            attended = ops.attention_out(self._attend(paged_step, index, qkv, rotation).to(self._dtype))
             residual += self._norm_if(attended, layer.attention_out_norm)
             gate_up = ops.gate_up(self._norm(residual, layer.mlp_norm).to(self._dtype))
             residual += self._norm_if(ops.down(self._gate(gate_up)), layer.down_norm)
-        return residual
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._hidden = residual
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        if self._logits is None:
-            raise RuntimeError("logits before freeze")
-        return self._logits(self._norm(hidden, self._parameters.final_norm))
+    def logits(self, rows: Int32s) -> NDArray[np.float32]:
+        if self._logits is None or self._hidden is None:
+            raise RuntimeError("logits before forward")
+        hidden = self._hidden[self._padded(rows)]
+        logits = self._logits(self._norm(hidden, self._parameters.final_norm))
+        found: NDArray[np.float32] = logits[: len(rows)].cpu().numpy()
+        return found
 
-    def _attend(self, rows: ForwardInput, index: int, qkv: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def profile(self) -> Profile | None:
+        return None
+
+    def _attend(self, step: PagedStep, index: int, qkv: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         config, layer = self._config, self._parameters.layers[index]
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         query, key, value = heads.split_with_sizes((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         query = self._kernels.rope(self._norm_if(query, layer.query_norm), *rotation)
         key = self._kernels.rope(self._norm_if(key, layer.key_norm), *rotation)
-        rows.step.write_kv(index, key, value)
-        return rows.step.attend(index, query, config.attention_scale, config.attention[index].window)
+        step.write_kv(index, key, value)
+        return step.attend(index, query, config.attention_scale, config.attention[index].window)
+
+    def _padded(self, values: Int32s) -> Tensor:
+        """int64 on the device, zeros behind."""
+        multiple = self._kernels.row_multiple
+        padded = np.zeros(-(-len(values) // multiple) * multiple, dtype=np.int64)
+        padded[: len(values)] = values
+        return torch.from_numpy(padded).to(self._device)
 
     def _norm_if(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else self._norm(x.float(), weight)
@@ -110,3 +142,12 @@ class DecoderModel:
         config = self._config
         table = rope_table(rope, config.head_dim, config.context_length, self._parameters.rope_factors)
         return RopeTable(table.cos.to(self._device), table.sin.to(self._device))
+
+
+def _ragged(step: StepInput, num_rows: int) -> RaggedBatch:
+    return RaggedBatch(
+        query_lens=tuple(step.query_lens.tolist()),
+        context_lens=tuple(step.context_lens.tolist()),
+        block_tables=tuple(tuple(table.ids.tolist()) for table in step.block_tables),
+        num_rows=num_rows,
+    )

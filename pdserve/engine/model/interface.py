@@ -1,25 +1,48 @@
 """What the runner needs of a model, and the loader of a model that is still empty."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.core.model_files import ModelConfig
-from pdserve_kernels.interface import PagedStep
+from pdserve.engine.block_table import BlockTable
+
+Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardInput:
-    """One step's rows, padding included."""
+class StepInput:
+    """The chunks of one step, B of them with N rows in all; chunk i's rows follow chunk i − 1's.
 
-    token_ids: Tensor
-    positions: Tensor
-    step: PagedStep
+    `token_ids` and `positions` [N]. `query_lens[i]` rows end at position `context_lens[i]` − 1 of a sequence whose
+    position p lies in block `block_tables[i].ids[p // block_size]`, slot `p % block_size`. Valid during the call only:
+    the caller reuses the arrays.
+    """
+
+    token_ids: Int32s
+    positions: Int32s
+    query_lens: Int32s
+    context_lens: Int32s
+    block_tables: Sequence[BlockTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds spent in forward and logits since the model was made."""
+
+    gemm_s: float
+    attention_s: float
+    other_s: float
 
 
 class Model(Protocol):
+    """Every row's results have the same bits whatever the other rows are."""
+
     @property
     def config(self) -> ModelConfig: ...
 
@@ -29,6 +52,21 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def numerics_version(self) -> str:
+        """Names the arithmetic: equal inputs give equal bits where this is equal, on one kind of machine."""
+        ...
+
+    @property
+    def kv_inner_order(self) -> str:
+        """See `KvLayout.inner_order`."""
+        ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Upper bound of what `forward` allocates for attention, on the side."""
+        ...
+
     def destinations(self) -> dict[str, Tensor]:
         """Hugging Face name → where the loader must write that tensor. Each is written exactly once."""
         ...
@@ -37,10 +75,14 @@ class Model(Protocol):
         """All weights are in place: prepare for `forward`."""
         ...
 
-    def forward(self, rows: ForwardInput) -> Tensor:
-        """Write all rows' KV and return their final hidden states, fp32 [N, hidden_size], for `logits`."""
+    def forward(self, step: StepInput, kv_pool: Tensor) -> None:
+        """Write all rows' KV, and keep their final hidden states until the next call."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 [M, hidden_size] → fp32 logits [M, vocab_size]; M a multiple of the kernels' `row_multiple`."""
+    def logits(self, rows: Int32s) -> NDArray[np.float32]:
+        """Of rows of the last forward: [len(rows), vocab_size] on the host, valid until the next call of either."""
+        ...
+
+    def profile(self) -> Profile | None:
+        """None where nothing is measured."""
         ...

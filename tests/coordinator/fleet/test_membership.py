@@ -101,6 +101,20 @@ async def test_a_neighbouring_protocol_version_is_welcome() -> None:
         assert await register(rig, protocol_version=PROTOCOL_VERSION + 1) is None
 
 
+async def test_another_evaluation_id_is_welcome_but_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with scheduling_rig() as rig:
+        await rig.add("p0", "prefill")
+        assert await register(rig) is None
+        assert "evaluation" not in caplog.text
+        assert await register(rig, model=model_info_to_proto(replace(MODEL, evaluation_id="bf16/cpu-2/ab"))) is None
+        assert "evaluation ids bf16/cpu-2/ab, unknown" in caplog.text
+        async with aio_channel(rig.address) as channel:
+            stub: fleet_pb2_grpc.FleetAsyncStub = fleet_pb2_grpc.FleetStub(channel)
+            status = await stub.GetStatus(fleet_pb2.GetStatusRequest())
+        told = {worker.worker.worker_id: worker.evaluation_id for pool in status.pools for worker in pool.workers}
+        assert told == {"p0": "", "new": "bf16/cpu-2/ab"}
+
+
 async def test_a_worker_that_cannot_be_dialled_is_forgotten() -> None:
     async with scheduling_rig() as rig:
         assert await register(rig) is None

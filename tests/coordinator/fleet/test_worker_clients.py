@@ -52,6 +52,7 @@ async def test_reserve_is_granted_or_denied() -> None:
         granted = await client.reserve(ID, request((1, 2), 30), 5.0)
         assert isinstance(granted, Granted)
         assert granted.num_blocks == 8
+        assert list(worker.reserves[0].token_ids) == [1, 2]
         denied = await client.reserve(SequenceId(1, 2), request((1, 2), 30), 5.0)
         assert isinstance(denied, Denied)
         assert (denied.needed, denied.free, denied.never_fits) == (8, 0, False)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.generation import sequence_requests as sequence_requests_module
 from coordinator.generation.inputs import ChatPrompt, GenerationInput, SamplingInput, TextPrompt, TokenPrompt
-from coordinator.generation.sequence_requests import check_prompt_lengths, sequence_requests
+from coordinator.generation.sequence_requests import check_prompt_lengths, sequence_requests, tenant_salt
 from coordinator.generation.validation import check_options
 from coordinator.sequences import SequenceRequest
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -224,6 +224,22 @@ def test_an_unknown_request_class_is_refused() -> None:
 
 def test_a_long_salt_is_refused() -> None:
     assert refusal(replace(request(), cache_salt="x" * 257)).param == "cache_salt"
+
+
+NAMES = st.text(alphabet='ab",[] \\', max_size=4) | st.just("default")
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_no_two_tenants_and_salts_share_a_prefix(tenant: str, salt: str, other_tenant: str, other_salt: str) -> None:
+    same = tenant_salt(tenant, salt) == tenant_salt(other_tenant, other_salt)
+    assert same == ((tenant, salt) == (other_tenant, other_salt))
+
+
+def test_a_sequence_is_salted_with_its_tenant() -> None:
+    (plain,) = validate(request())
+    (salted,) = validate(replace(request(), tenant="acme", cache_salt="s"))
+    assert plain.cache_salt == ""
+    assert salted.cache_salt == tenant_salt("acme", "s") == '["acme", "s"]'
 
 
 def test_the_prompt_at_fault_is_named_among_several() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.http_api.chat_answers import ChatAnswer, ChatChunk
 from coordinator.http_api.completion_answers import CompletionAnswer
+from coordinator.sequences import SequenceRequest
 from pdserve.core.errors import ErrorReason, PdserveError
 from tests.coordinator.http_api.conftest import Serve
 from tests.coordinator.text_fakes import (
@@ -115,6 +116,23 @@ async def test_several_prompts_and_choices_are_numbered_prompt_by_prompt(serve: 
         whole = (await client.post(COMPLETIONS, json={"prompt": ["a", "b"], "n": 2})).json()
     assert [(c["index"], c["text"]) for c in whole["choices"]] == [(0, "a0"), (1, "a1"), (2, "b0"), (3, "b1")]
     assert whole["usage"]["prompt_tokens"] == 2
+
+
+async def test_cached_tokens_are_those_of_each_prompt_that_no_choice_computed(serve: Serve) -> None:
+    """Prompt by prompt: a choice that finds what its sibling has just computed saves the request nothing."""
+    cached = {"aaaa": (0, 3), "bbbb": (2, 1)}
+
+    def script_of(request: SequenceRequest) -> Script:
+        num_cached = cached[bytes(request.token_ids).decode()][request.sampling.choice]
+        return Script([[ord("x")], [EOS]], num_cached=num_cached)
+
+    async with serve(build_generator(ScriptedScheduler(script_of))) as client:
+        body = {"prompt": ["aaaa", "bbbb"], "n": 2}
+        whole = (await client.post(COMPLETIONS, json=body)).json()
+        *_, last, _ = await stream(client, COMPLETIONS, **body, stream_options={"include_usage": True})
+    assert whole["usage"] == last["usage"]
+    assert whole["usage"]["prompt_tokens"] == 8
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 0 + 1}
 
 
 @pytest.mark.parametrize(

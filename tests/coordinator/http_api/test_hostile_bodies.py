@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from coordinator.generation.sequence_requests import tenant_salt
 from coordinator.http_api.bodies import MAX_PROMPTS
 from tests.coordinator.http_api.conftest import Serve
 from tests.coordinator.text_fakes import build_generator, echo_scheduler
@@ -28,7 +29,7 @@ async def test_a_lone_surrogate_in_a_salt_is_no_server_error(serve: Serve) -> No
         body = b'{"prompt": "a", "cache_salt": "\\ud800"}'
         answer = await client.post(PATH, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200
-    assert scheduler.streams[0].request.cache_salt == "\ufffd"
+    assert scheduler.streams[0].request.cache_salt == tenant_salt("default", "\ufffd")
 
 
 @pytest.mark.parametrize("prompt", ["", [1]])

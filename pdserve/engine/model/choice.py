@@ -1,0 +1,71 @@
+"""Which implementation of a decoder is used where: compiled for this CPU where that can run, else torch."""
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from pdserve.core.errors import ErrorReason, PdserveError
+from pdserve.core.model_files import ModelConfig
+from pdserve.engine.model.decoder import DecoderModel
+from pdserve.engine.model.interface import Model
+from pdserve_kernels.host import why_not_here
+from pdserve_kernels.torch_reference import TorchKernels
+
+KernelChoice = Literal["auto", "native", "torch"]
+Precision = Literal["float32", "bfloat16"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is computed; the limits bound one step's rows and the rows of logits asked for at once.
+
+    `kernels`: "native" (compiled for this CPU), "torch", or "auto", native wherever it can run. `attention_precision`
+    "bfloat16" rounds queries and attention weights where the processor has bf16 dot products: faster, less exact.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int
+    max_rows: int
+    max_samples: int
+    kernels: KernelChoice = "auto"
+    attention_precision: Precision = "float32"
+
+
+def empty_model(config: ModelConfig, options: ModelOptions) -> Model:
+    """A model still to be loaded. Native ones use as many threads as torch is set to.
+
+    Raises:
+        PdserveError: UNSUPPORTED, native kernels are asked for and cannot run; the message says why.
+    """
+    refusal = "they were asked for" if options.kernels == "torch" else _why_not_native(config, options)
+    if not refusal:
+        # numba takes a while to import: only where it is used.
+        from pdserve.engine.model.native_decoder import NativeDecoderModel, NativeLimits
+        from pdserve_kernels.cpu.team import make_team
+
+        limits = NativeLimits(options.max_rows, options.max_samples)
+        rounded = options.attention_precision == "bfloat16"
+        return NativeDecoderModel(
+            config, options.dtype, limits, make_team(torch.get_num_threads()), bf16_attention=rounded
+        )
+    if options.kernels == "native":
+        raise PdserveError(ErrorReason.UNSUPPORTED, f"native kernels cannot run: {refusal}", param="kernels")
+    _LOG.info("computing with torch: %s", refusal)
+    return DecoderModel(config, options.dtype, options.device, TorchKernels())
+
+
+def _why_not_native(config: ModelConfig, options: ModelOptions) -> str:
+    """Empty if they can run."""
+    if options.device.type != "cpu":
+        return f"the device is {options.device}"
+    if options.dtype not in (torch.float32, torch.bfloat16):
+        return f"the dtype is {options.dtype}"
+    sizes = (config.hidden_size, config.intermediate_size, options.block_size)
+    if options.dtype == torch.bfloat16 and any(size % 2 for size in sizes):
+        return "hidden size, intermediate size and block size must be even in bfloat16"
+    return why_not_here()
