@@ -8,6 +8,7 @@ from pdserve.core.ids import SequenceId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_pool import Owner, OwnerKind
 from pdserve.engine.cached_prefix import CachedPrefix
+from pdserve.engine.events import Durations
 from pdserve.engine.sequence import Sequence
 
 
@@ -49,22 +50,18 @@ class DecodeJob:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What is known of a sequence so far.
-
-    `block_ids`, from the commit on: the `num_pinned` that were here already, then those that came.
-    """
+    """What is known of a sequence so far. `block_ids`, from the commit on: those pinned here, then those that came."""
 
     sequence_id: SequenceId
     job: DecodeJob | None = None
     commit: InboundCommit | None = None
     block_ids: list[int] = field(default_factory=list[int])
-    num_pinned: int = 0
     prefix: CachedPrefix | None = None
     committed_s: float = 0.0
     sequence: Sequence | None = None
     joined_s: float = 0.0
-    exposed_transfer_s: float = 0.0
+    durations: Durations = field(default_factory=Durations)
+    owner: Owner = field(init=False)
 
-    @property
-    def owner(self) -> Owner:
-        return Owner(OwnerKind.SEQUENCE, self.sequence_id)
+    def __post_init__(self) -> None:
+        self.owner = Owner(OwnerKind.SEQUENCE, self.sequence_id)

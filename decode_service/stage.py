@@ -14,6 +14,7 @@ reservation's.
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from decode_service.entry import DecodeJob, DecodeTotals, Entry
 from decode_service.scheduler import DecodeScheduler
@@ -96,7 +97,7 @@ class DecodeStage:
         self._entries[commit.sequence_id] = entry
         self._pool.hand_over(commit.block_ids, Owner(from_kind, commit.sequence_id), entry.owner)
         entry.block_ids = [*self._pool.claim(entry.owner), *commit.block_ids]
-        entry.num_pinned, entry.commit, entry.committed_s = num_pinned, commit, now_s
+        entry.commit, entry.committed_s = commit, now_s
         if from_kind is OwnerKind.INBOUND and self._resources.prefix_scope is not None:
             self.totals.num_prefix_queries += commit.num_tokens
             self.totals.num_prefix_hits += num_pinned * self._block_size
@@ -178,8 +179,8 @@ class DecodeStage:
             return
         prefix = entry.prefix = self._resources.cached_prefix(job.group)
         if prefix is not None:
-            if prefix.adopt(sequence) < entry.num_pinned:
-                message = "the blocks held since Reserve are not those of the sequence"
+            if not prefix.adopt(sequence):
+                message = "blocks that were cached here are not those of the sequence"
                 self._fail(entry, PdserveError(ErrorReason.TRANSFER_FAILED, message))
                 return
             prefix.publish(sequence, entry.owner)
@@ -188,18 +189,19 @@ class DecodeStage:
     def _join(self, entry: Entry, now_s: float) -> None:
         entry.joined_s = now_s
         since_prefill_end_s = entry.commit.since_prefill_end_s if entry.commit is not None else 0.0
-        entry.exposed_transfer_s = since_prefill_end_s + now_s - entry.committed_s
-        self.totals.exposed_transfer_s += entry.exposed_transfer_s
+        entry.durations = Durations(exposed_transfer_s=since_prefill_end_s + now_s - entry.committed_s)
+        self.totals.exposed_transfer_s += entry.durations.exposed_transfer_s
 
     def _next_row(self, entry: Entry) -> Chunk:
         """One token to compute; its block is allocated under the reservation, so this cannot fail."""
         sequence, job = entry.sequence, entry.job
         if sequence is None or job is None:
             raise RuntimeError("an incomplete sequence was scheduled")
-        num_new = blocks_for_tokens(sequence.num_tokens, self._block_size) - len(sequence.block_ids)
-        if len(sequence.block_ids) + num_new > job.num_blocks:
-            raise RuntimeError(f"sequence {sequence.id} outgrows its reservation of {job.num_blocks} blocks")
-        sequence.block_ids += self._pool.allocate(num_new, entry.owner)
+        num_blocks = len(sequence.block_ids)
+        if sequence.num_computed_tokens == num_blocks * self._block_size:
+            if num_blocks == job.num_blocks:
+                raise RuntimeError(f"sequence {sequence.id} outgrows its reservation of {job.num_blocks} blocks")
+            sequence.block_ids += self._pool.allocate(1, entry.owner)
         return Chunk(sequence, 1, sample=True)
 
     def _advance(self, entry: Entry, token: Sampled, now_s: float) -> None:
@@ -218,7 +220,7 @@ class DecodeStage:
         self.totals.num_tokens += 1
         index = sequence.num_output_tokens - 1
         reason = finish_reason_after(token.token_id, index + 1, sequence.sampling, self._eos_token_ids)
-        durations = Durations(compute_s=now_s - entry.joined_s, exposed_transfer_s=entry.exposed_transfer_s)
+        durations = entry.durations if reason is None else replace(entry.durations, compute_s=now_s - entry.joined_s)
         self._events.append(TokenSampled(sequence.id, index, token.token_id, token.logprobs, reason, durations))
         if reason is not None:
             self.totals.num_completed += 1

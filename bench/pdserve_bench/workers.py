@@ -1,6 +1,7 @@
 """What a fleet's workers cost: resident memory beside weights and KV pool, and the time from start to ready.
 
-Starts the fleet as `pdserve serve` does, twice: the first start warms the caches of files and of compiled kernels.
+Starts the fleet as `pdserve serve` does, twice: the first start warms the caches of files and of compiled kernels. Each
+worker's log has what it predicted beside what it measured, by purpose.
 """
 
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import psutil
 from rich.table import Table
@@ -39,12 +41,14 @@ NUM_TOKENS = 32
 class WorkerFigures:
     """Bytes, after a request has been through the fleet. `model_load_s`: of `FleetFigures.start_s`, by its own word.
 
-    `mapped_bytes`: of `resident_bytes`, what is mapped from files, libraries above all.
+    `mapped_bytes`: of `resident_bytes`, what is mapped from files, libraries above all. `peak_bytes`: the most that was
+    resident, loading included; 0 where the system does not say.
     """
 
     name: str
     resident_bytes: int
     mapped_bytes: int
+    peak_bytes: int
     weight_bytes: int
     pool_bytes: int
     model_load_s: float
@@ -87,10 +91,10 @@ def document(settings: Settings, figures: FleetFigures) -> dict[str, object]:
 
 
 def workers_table(figures: FleetFigures) -> Table:
-    numbers = ("resident MB", "of it mapped", "weights MB", "KV pool MB", "bound MB", "model load s")
+    numbers = ("resident MB", "of it mapped", "peak MB", "weights MB", "KV pool MB", "bound MB", "model load s")
     table = new_table(f"Workers; the fleet was ready after {figures.start_s:.1f} s", ("worker",), numbers)
     for worker in figures.workers:
-        held = (worker.resident_bytes, worker.mapped_bytes)
+        held = (worker.resident_bytes, worker.mapped_bytes, worker.peak_bytes)
         sizes = (*held, worker.weight_bytes, worker.pool_bytes, worker.bound_bytes)
         table.add_row(worker.name, *(f"{size / 1e6:,.0f}" for size in sizes), f"{worker.model_load_s:.1f}")
     return table
@@ -141,6 +145,7 @@ class _Start:
             name=name,
             resident_bytes=int(memory.rss),
             mapped_bytes=int(memory.shared),
+            peak_bytes=_peak_bytes(pid),
             weight_bytes=ModelCosts(model, dtype).resident_weight_bytes,
             pool_bytes=int(str(load["num_usable_blocks"])) * layout.block_bytes,
             model_load_s=float(str(load["model_load_s"])),
@@ -149,6 +154,15 @@ class _Start:
 
 def _files(settings: Settings) -> ModelFiles:
     return open_model_files(resolve_model(settings.model.source, settings.cache_dir.expanduser()))
+
+
+def _peak_bytes(pid: int) -> int:
+    """Linux only; else 0."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _children_by_name() -> dict[str, int]:

@@ -14,6 +14,7 @@ from coordinator.metrics import Metrics
 from coordinator.scheduling.admission import QueueBounds
 from coordinator.scheduling.dispatcher import Dispatcher, DispatcherConfig
 from coordinator.scheduling.placing import PlacingConfig
+from coordinator.scheduling.stream import UnreadBound
 from pdserve.core.model_info import ModelInfo
 from pdserve.serving.settings import CoordinatorSettings
 
@@ -47,7 +48,7 @@ def build_scheduling(
         incarnation=incarnation,
         bounds=QueueBounds(settings.max_queued_requests, settings.max_queued_tokens),
         placing=PlacingConfig(transports, no_workers_after_s=settings.stalled_after_s),
-        max_unread_tokens=settings.max_unread_tokens,
+        unread=UnreadBound(settings.max_unread_tokens, settings.unread_grace_s),
     )
     dispatcher = Dispatcher(config, fleet, metrics)
     status = StatusSource(incarnation, fleet, dispatcher, metrics)

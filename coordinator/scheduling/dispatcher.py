@@ -19,6 +19,7 @@ from coordinator.scheduling.admission import DepartureRate, QueueBounds, check_p
 from coordinator.scheduling.placing import PlacingConfig
 from coordinator.scheduling.queueing import FifoQueue, QueueEntry, QueuePolicy
 from coordinator.scheduling.sequence_run import RunContext, SequenceRun
+from coordinator.scheduling.stream import UnreadBound
 from coordinator.scheduling.turnstile import Turnstile
 from coordinator.sequences import SequencePhase, SequenceRequest, SequenceStream
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -32,7 +33,7 @@ class DispatcherConfig:
     incarnation: int
     bounds: QueueBounds
     placing: PlacingConfig
-    max_unread_tokens: int
+    unread: UnreadBound
 
 
 class _ModelQueue:
@@ -55,7 +56,7 @@ class Dispatcher:
         self._metrics = metrics
         self._clock = clock
         self._next_sequence = itertools.count(1)
-        self._context = RunContext(fleet, metrics, config.placing, clock, self._new_id, config.max_unread_tokens)
+        self._context = RunContext(fleet, metrics, config.placing, clock, self._new_id, config.unread)
         self._queues = {model: _ModelQueue(make_queue(), clock) for model in sorted(fleet.models)}
         self._runs: dict[asyncio.Task[None], SequenceRun] = {}
         self._draining = False

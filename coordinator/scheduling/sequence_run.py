@@ -18,7 +18,7 @@ from coordinator.fleet.values import Role, WorkerOutput
 from coordinator.metrics import Metrics
 from coordinator.scheduling.phases import PhaseStamps
 from coordinator.scheduling.placing import Placement, Placer, PlacingConfig
-from coordinator.scheduling.stream import IndexOrder, TokenStream
+from coordinator.scheduling.stream import IndexOrder, TokenStream, UnreadBound
 from coordinator.scheduling.turnstile import Ticket, Turnstile
 from coordinator.sequences import SequenceEnd, SequencePhase, SequenceRequest, SequenceTimings, TokenDelta
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -40,7 +40,7 @@ class RunContext:
     placing: PlacingConfig
     clock: Callable[[], float]
     new_id: Callable[[], SequenceId]
-    max_unread_tokens: int
+    unread: UnreadBound
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class SequenceRun:
         self._num_attempts = 0
         self._stamps = PhaseStamps(request.arrival_s)
         self._num_cached_tokens = 0
-        self.stream = TokenStream(context.new_id(), context.max_unread_tokens, self._cancel, self.timings)
+        self.stream = TokenStream(context.new_id(), context.unread, self._cancel, self.timings)
 
     @property
     def phase(self) -> SequencePhase:
@@ -216,9 +216,9 @@ class SequenceRun:
                 self._context.metrics.first_token(self.request.model, self.timings(), len(self.request.token_ids))
             since_s = None if last_s is None else now_s - last_s
             self._context.metrics.tokens(self.request.model, len(ready.token_ids), since_s)
-            if not self.stream.deliver(ready):
+            if not self.stream.deliver(ready, now_s):
                 raise PdserveError(
-                    ErrorReason.SLOW_CONSUMER, f"over {self._context.max_unread_tokens} tokens were left unread"
+                    ErrorReason.SLOW_CONSUMER, f"over {self._context.unread.max_tokens} tokens were left unread"
                 )
 
     def _finish(self, reason: FinishReason) -> None:

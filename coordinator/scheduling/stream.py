@@ -5,8 +5,8 @@ push (any order) ──► IndexOrder (holds early ones) ──► unread deltas
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
 
 from coordinator.sequences import SequenceEnd, SequenceTimings, TokenDelta
 from pdserve.core.errors import ErrorReason, PdserveError
@@ -58,22 +58,44 @@ def _from_index(delta: TokenDelta, index: int) -> TokenDelta | None:
     return replace(delta, first_index=index, token_ids=delta.token_ids[skip:], logprobs=delta.logprobs[skip:])
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadBound:
+    """A reader may leave `max_tokens` unread, and more for less than `grace_s`: a burst is no fault of the reader's."""
+
+    max_tokens: int
+    grace_s: float
+
+
+MERGE_ABOVE = 8
+"""So many unread deltas are handed over as one: a reader that is behind catches up."""
+
+
+def _merged(deltas: Iterable[TokenDelta]) -> TokenDelta:
+    first, *rest = deltas
+    return replace(
+        first,
+        token_ids=first.token_ids + tuple(t for delta in rest for t in delta.token_ids),
+        logprobs=first.logprobs + tuple(entry for delta in rest for entry in delta.logprobs),
+    )
+
+
 class TokenStream:
     """A `SequenceStream`: whoever runs the sequence delivers and ends, one reader iterates, either may stop it."""
 
     def __init__(
         self,
         sequence_id: SequenceId,
-        max_unread_tokens: int,
+        bound: UnreadBound,
         on_cancel: Callable[[], None],
         timings: Callable[[], SequenceTimings],
     ) -> None:
         self._id = sequence_id
-        self._max_unread_tokens = max_unread_tokens
+        self._bound = bound
         self._on_cancel = on_cancel
         self._timings = timings
         self._unread: deque[TokenDelta] = deque()
         self._num_unread_tokens = 0
+        self._over_since_s: float | None = None
         self._end: SequenceEnd | PdserveError | None = None
         self._end_was_read = False
         self._news = asyncio.Event()
@@ -95,10 +117,12 @@ class TokenStream:
             self._unread.clear()
             self._on_cancel()
 
-    def deliver(self, delta: TokenDelta) -> bool:
+    def deliver(self, delta: TokenDelta, now_s: float) -> bool:
         """Queue a delta for the reader; False if that is more than it may leave unread (the delta is dropped)."""
-        if self._unread and self._num_unread_tokens + len(delta.token_ids) > self._max_unread_tokens:
-            return False
+        if self._unread and self._num_unread_tokens + len(delta.token_ids) > self._bound.max_tokens:
+            self._over_since_s = now_s if self._over_since_s is None else self._over_since_s
+            if now_s - self._over_since_s >= self._bound.grace_s:
+                return False
         self._unread.append(delta)
         self._num_unread_tokens += len(delta.token_ids)
         self._news.set()
@@ -113,14 +137,23 @@ class TokenStream:
     def __aiter__(self) -> AsyncIterator[TokenDelta | SequenceEnd]:
         return self
 
+    def _take(self) -> TokenDelta:
+        if len(self._unread) > MERGE_ABOVE:
+            delta = _merged(self._unread)
+            self._unread.clear()
+        else:
+            delta = self._unread.popleft()
+        self._num_unread_tokens -= len(delta.token_ids)
+        if self._num_unread_tokens <= self._bound.max_tokens:
+            self._over_since_s = None
+        return delta
+
     async def __anext__(self) -> TokenDelta | SequenceEnd:
         while not self._unread and self._end is None:
             self._news.clear()
             await self._news.wait()
         if self._unread:
-            delta = self._unread.popleft()
-            self._num_unread_tokens -= len(delta.token_ids)
-            return delta
+            return self._take()
         if isinstance(self._end, PdserveError):
             raise self._end
         if self._end is None or self._end_was_read:

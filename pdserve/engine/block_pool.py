@@ -1,8 +1,9 @@
 """Which KV blocks are free, who owns each of the others, and which are shared. Knows neither bytes nor reservations.
 
 free ──allocate──► owned ──publish──► in the prefix index ──evicted by allocate──► owned
-  ▲                  │                       references: 0 or more
-  └───────free───────┘
+  ▲                  │                   references: 0 or more
+  │◄──────free───────┘                      │ retract
+  │◄──────last free─────── shared still ◄───┘
 """
 
 from collections import Counter, deque
@@ -122,34 +123,35 @@ class BlockPool:
         shared now. The blocks must be full and truly computed, or received and verified.
 
         A block whose key is taken stays the owner's own, and so do all behind it: whoever holds a shared block holds
-        all blocks before it, or those could be evicted first.
+        all blocks before it, or those could be evicted first. Nothing is entered behind a block that was retracted.
         """
         with self._lock:
             self._check_owned(block_ids[max(0, num_shared - 1) : num_full], owner)
             for position in range(num_shared, num_full):
                 block_id = block_ids[position]
                 parent = block_ids[position - 1] if position else None
-                if not self._index.insert(block_id, chain, position, parent):
+                if block_id in self._references or not self._index.insert(block_id, chain, position, parent):
                     return position
                 self._owners[block_id] = None
                 self._references[block_id] = {owner}
             return num_full
 
-    def num_shared(self, chain: KeyChain, block_ids: Seq[int]) -> int:
-        """How many of a sequence's first blocks are in the index already, as the chain's first ones."""
+    def num_shared(self, chain: KeyChain, block_ids: Seq[int]) -> int | None:
+        """How many of a sequence's first blocks are in the index as the chain's; None if any is there as another's."""
         with self._lock:
-            return self._index.count(chain, block_ids)
+            num_shared = self._index.count(chain, block_ids)
+            foreign = any(block_id in self._index for block_id in block_ids[num_shared:])
+            return None if foreign else num_shared
 
     def retract(self, block_ids: Seq[int], owner: Owner) -> None:
-        """The content of a sequence's blocks is not to be trusted: those to which nobody else refers, and all cached
-        behind them, leave the index at once. The owner still has its own."""
+        """The content of a sequence's blocks is not to be trusted: they and all cached behind them leave the index at
+        once, so that nobody else begins from them. Who has them keeps them, the owner too."""
         with self._lock:
             self._check_owned(block_ids, owner)
-            alone = next((block_id for block_id in block_ids if self._references.get(block_id) == {owner}), None)
-            for block_id in self._index.remove(alone) if alone is not None else []:
-                if self._references.pop(block_id):
-                    self._owners[block_id] = owner
-                else:
+            first = next((block_id for block_id in block_ids if block_id in self._index), None)
+            for block_id in self._index.remove(first) if first is not None else []:
+                if not self._references[block_id]:
+                    del self._references[block_id]
                     self._free.append(block_id)
 
     # --- pins: what is held for a reservation, from the answer to Reserve on ------------------------------------------
@@ -194,7 +196,12 @@ class BlockPool:
             wrong = {block_id: places[block_id] for block_id in range(self.num_blocks) if places[block_id] != 1}
             if wrong:
                 raise RuntimeError(f"blocks that are not in exactly one place, with how many: {wrong}")
-            self._index.check_integrity({block_id: len(owners) for block_id, owners in self._references.items()})
+            holders = {block_id: len(owners) for block_id, owners in self._references.items()}
+            self._index.check_integrity(
+                {block_id: count for block_id, count in holders.items() if block_id in self._index}
+            )
+            if lost := [block_id for block_id, count in holders.items() if not count and block_id not in self._index]:
+                raise RuntimeError(f"blocks that nobody has, and that are neither free nor cached: {lost}")
             for sequence_id, pinned in self._pins.items():
                 self._check_owned(pinned, Owner(OwnerKind.RESERVATION, sequence_id))
 
@@ -233,13 +240,21 @@ class BlockPool:
     def _give_up(self, block_ids: Seq[int], owner: Owner) -> None:
         self._check_owned(block_ids, owner)
         for block_id in reversed(block_ids):  # a child before its parent
-            if block_id in self._references:
+            if block_id in self._index:
                 self._references[block_id].remove(owner)
                 self._index.give_up(block_id)
-        own = [block_id for block_id in block_ids if block_id not in self._references]
-        for block_id in own:
+        self._free.extend([b for b in block_ids if b not in self._index and self._leave(b, owner)])
+
+    def _leave(self, block_id: int, owner: Owner) -> bool:
+        """One owner less of a block that is not cached; whether that was the last."""
+        holders = self._references.get(block_id)
+        if holders is None:
             self._owners[block_id] = None
-        self._free.extend(own)
+            return True
+        holders.remove(owner)
+        if not holders:
+            del self._references[block_id]
+        return not holders
 
     def _unpin(self, sequence_id: SequenceId) -> None:
         self._give_up(self._pins.pop(sequence_id, []), Owner(OwnerKind.RESERVATION, sequence_id))

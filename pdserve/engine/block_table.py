@@ -9,10 +9,11 @@ _FIRST_CAPACITY = 16
 
 
 class BlockTable:
-    """Mirrors a list of ids that only grows, or is replaced by one that begins anew."""
+    """Mirrors a list of ids that only grows, or is replaced by another list."""
 
     def __init__(self) -> None:
         self._length = 0
+        self._source: Sequence[int] = ()
         self._hold(np.zeros(_FIRST_CAPACITY, dtype=np.int32))
 
     def _hold(self, ids: NDArray[np.int32]) -> None:
@@ -22,8 +23,8 @@ class BlockTable:
     def follow(self, block_ids: Sequence[int]) -> None:
         """Make `ids` begin with `block_ids`; it may be longer. `address` is where it lies."""
         length = len(block_ids)
-        if length < self._length:
-            self._length = 0
+        if block_ids is not self._source or length < self._length:
+            self._source, self._length = block_ids, 0
         if length > len(self.ids):
             grown = np.zeros(max(2 * len(self.ids), length), dtype=np.int32)
             grown[: self._length] = self.ids[: self._length]

@@ -30,11 +30,12 @@ class CachedPrefix:
         sequence.num_computed_tokens = self.num_shared * self.chain.block_size
         return sequence.num_computed_tokens
 
-    def adopt(self, sequence: Sequence) -> int:
-        """Go on from blocks that the sequence has; how many of the first of them are in the index, as its own ones."""
+    def adopt(self, sequence: Sequence) -> bool:
+        """Go on from blocks that the sequence has. False: some of them are cached as the KV of other tokens."""
         self.chain.extend(sequence.token_ids, sequence.num_computed_tokens // self.chain.block_size)
-        self.num_shared = self.pool.num_shared(self.chain, sequence.block_ids)
-        return self.num_shared
+        num_shared = self.pool.num_shared(self.chain, sequence.block_ids)
+        self.num_shared = num_shared or 0
+        return num_shared is not None
 
     def publish(self, sequence: Sequence, owner: Owner) -> None:
         """Give to the cache what is full and computed; call when that is certain. Nothing new costs nothing."""
@@ -46,7 +47,7 @@ class CachedPrefix:
         self._at_its_end = self.num_shared < num_full
 
     def retract(self, sequence: Sequence, owner: Owner) -> None:
-        """Take back what was given, as far as nobody else uses it: the sequence's KV is not to be trusted."""
+        """Take back what was given and what was taken: the sequence's KV is not to be trusted."""
         self.pool.retract(sequence.block_ids, owner)
         self._at_its_end = True
 

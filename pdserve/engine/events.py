@@ -23,7 +23,7 @@ class TokenSampled:
     """Output token number `index` (0-based over the request's output); `finish_reason` set if it is the last.
 
     `prompt_logprobs`, of the prompt's tokens from the second on, and `num_cached_tokens`, of those that prefill did not
-    compute, come with the token that prefill samples.
+    compute, come with the token that prefill samples; the time that decode computed comes with its last one.
     """
 
     sequence_id: SequenceId

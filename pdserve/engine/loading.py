@@ -12,11 +12,11 @@ from pdserve.core.model_files import ModelConfig, open_model_files
 from pdserve.core.model_files.files import fingerprint
 from pdserve.core.model_info import KvLayout, ModelInfo
 from pdserve.engine.evaluation import evaluation_id
+from pdserve.engine.freed_memory import return_freed_memory
 from pdserve.engine.memory import MemoryLimits, MemoryNeeds, MemoryPlan, plan_memory, render_plan
 from pdserve.engine.memory_probe import MemoryMeter, available_bytes, resident_bytes
-from pdserve.engine.model.choice import KernelChoice, ModelOptions, Precision, empty_model
-from pdserve.engine.model.parameters import DecoderParameters
-from pdserve.engine.model.rope import rope_table_bytes
+from pdserve.engine.model.choice import KernelChoice, ModelOptions, Precision, empty_model, prepare_kernels
+from pdserve.engine.model.interface import Model
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
 from pdserve.engine.runner import SCORED_ROWS, ModelRunner
 from pdserve.engine.weights import Progress, load_weights
@@ -26,6 +26,8 @@ FREE_SHARE = 0.8
 """Of the memory that is free at start, where no budget is given."""
 MAX_CPU_BUDGET_BYTES = 4 << 30
 """And no more than this in host memory, which other processes want, too."""
+_SAMPLING_BYTES = 128
+"""For each token of the vocabulary: one row at a time is sampled or scored, by way of a dozen arrays of up to fp64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +68,28 @@ class LoadedEngine:
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedEngine:
     """Load, plan, allocate and warm up.
 
+    Until KV memory is there, the process holds at most the plan's runtime and weights, the largest matrix a second
+    time or the pages of one tensor in its file, and a few MiB for what is being decoded.
+
     Raises:
         PdserveError: the files are broken or need what is not implemented, the device is not there, or the memory
             budget is too small.
     """
     device = _device(config.device)
-    meter = MemoryMeter(partial(resident_bytes, device))
     files = open_model_files(config.source)
-    model = empty_model(files.config, _options(config, device))
+    options = _options(config, device)
+    prepare_kernels(files.config, options)
+    meter = MemoryMeter(partial(resident_bytes, device))
+    model = empty_model(files.config, options)
     layout = _layout(files.config, config, model.kv_inner_order)
     plan = plan_memory(
         _limits(config, device, meter),
-        _needs(files.config, config, model.workspace_bytes, meter),
+        _needs(config, model, options.max_samples, meter),
         layout,
         files.config.context_length,
     )
     load_weights(files, model, progress)
+    return_freed_memory()
     meter.mark("weights")
     paged_kv = PagedKv(layout, plan.num_blocks, device)
     meter.mark("KV cache")
@@ -147,23 +155,11 @@ def _limits(config: EngineConfig, device: torch.device, meter: MemoryMeter) -> M
     return replace(config.memory, budget_bytes=budget)
 
 
-def _needs(model: ModelConfig, config: EngineConfig, workspace_bytes: int, meter: MemoryMeter) -> MemoryNeeds:
-    """The largest step's activations, fp32: residual, norm and q/k/v/out rows, gate and up with their product; then
-    logits, twice those that are sampled or, of a prompt, those scored at a time with their fp64 copy."""
-    query = model.num_heads * model.head_dim
-    widths = 4 * model.hidden_size + 6 * query + 5 * model.intermediate_size
-    logits = max(8 * config.max_step_samples, 12 * SCORED_ROWS) * model.vocab_size
+def _needs(config: EngineConfig, model: Model, num_samples: int, meter: MemoryMeter) -> MemoryNeeds:
+    sampling = _SAMPLING_BYTES * model.config.vocab_size
     return MemoryNeeds(
-        weights=_num_weight_bytes(model, TORCH_DTYPES[config.dtype]),
-        workspace=4 * config.max_step_tokens * widths + logits + workspace_bytes,
+        weights=model.weight_bytes,
+        workspace=model.workspace_bytes(config.max_step_tokens, num_samples) + sampling,
         transfer_buffers=config.transfer_buffer_bytes,
         runtime=meter.measured["runtime"],
     )
-
-
-def _num_weight_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """All parameters, a table for each kind of rotation, and the exact fp32 copy of the head that logits need."""
-    parameters = DecoderParameters(model, dtype, torch.device("meta")).num_bytes
-    num_tables = len({attention.rope for attention in model.attention})
-    exact_head = 4 * model.vocab_size * model.hidden_size if dtype != torch.float32 else 0
-    return parameters + num_tables * rope_table_bytes(model.head_dim, model.context_length) + exact_head

@@ -36,9 +36,6 @@ class PrefixIndex:
         self._by_block: dict[int, _Entry] = {}
         self._unreferenced: OrderedDict[int, _Entry] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._by_block)
-
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._by_block
 
@@ -59,14 +56,14 @@ class PrefixIndex:
         return block_ids
 
     def insert(self, block_id: int, chain: KeyChain, position: int, parent_block: int | None) -> bool:
-        """Enter the chain's block number `position`, behind `parent_block`, which is here; with one reference to it.
+        """Enter the chain's block number `position`, behind `parent_block`; with one reference to it.
 
-        False, and nothing is done, if its key is taken.
+        False, and nothing is done, if its key is taken, or the parent is not here (any more).
         """
         key = chain.keys[position]
-        if key.digest in self._by_digest:
+        parent = chain.root if parent_block is None else self._by_block.get(parent_block)
+        if parent is None or key.digest in self._by_digest:
             return False
-        parent = chain.root if parent_block is None else self._by_block[parent_block]
         entry = _Entry(block_id, key, parent)
         if isinstance(parent, _Entry):
             parent.children.add(entry)
@@ -124,6 +121,8 @@ class PrefixIndex:
             RuntimeError: they are not, or it would not.
         """
         counts = {block_id: entry.num_references for block_id, entry in self._by_block.items()}
+        if set(self._by_digest.values()) != set(self._by_block.values()):
+            raise RuntimeError("what can be found is not what is here")
         if counts != num_references:
             raise RuntimeError(f"reference counts {counts}, references {dict(num_references)}")
         if set(self._unreferenced) != {block_id for block_id, count in counts.items() if not count}:

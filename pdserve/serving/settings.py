@@ -69,7 +69,9 @@ class CoordinatorSettings(Section):
     max_stop_strings: Positive = 16
     """Of one request."""
     max_unread_tokens: Positive = 256
-    """A reader that falls this far behind ends as slow_consumer."""
+    """A reader that falls further behind, and stays there for unread_grace_s, ends as slow_consumer."""
+    unread_grace_s: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    """See max_unread_tokens."""
     heartbeat_s: Seconds = 2.0
     """How often reservations are renewed at the workers."""
     report_interval_s: Seconds = 1.0

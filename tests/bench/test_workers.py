@@ -13,7 +13,7 @@ from pdserve_bench.workers import FleetFigures, WorkerFigures
 
 
 def figures(resident_bytes: int, start_s: float) -> FleetFigures:
-    worker = WorkerFigures("decode-0", resident_bytes, 100_000_000, 300_000_000, 700_000_000, 2.0)
+    worker = WorkerFigures("decode-0", resident_bytes, 100_000_000, 0, 300_000_000, 700_000_000, 2.0)
     return FleetFigures(start_s, 0.02, (worker,))
 
 
@@ -48,7 +48,7 @@ def test_a_fleet_is_started_looked_at_and_stopped(tiny_model: Path, tmp_path: Pa
     }
     for worker in document["workers"]:
         assert worker["resident_bytes"] > worker["pool_bytes"] + worker["weight_bytes"]
-        assert 0 < worker["mapped_bytes"] < worker["resident_bytes"]
+        assert 0 < worker["mapped_bytes"] < worker["resident_bytes"] <= worker["peak_bytes"]
     assert [target["name"] for target in document["targets"]] == [
         "fleet, start to ready",
         "prefill-0, resident memory",

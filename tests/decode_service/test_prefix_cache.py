@@ -7,7 +7,7 @@ from kv_transfer.interfaces import InboundCommit
 from pdserve.core.block_keys import COMMON_GROUP, PrefixGroup, PrefixScope
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
-from pdserve.engine.block_pool import OwnerKind
+from pdserve.engine.block_pool import Owner, OwnerKind
 from pdserve.engine.events import SequenceFailed
 from pdserve.engine.sequence import ChunkResult, Sampled
 from tests.decode_service.test_stage import BLOCK, Bench
@@ -99,6 +99,26 @@ def test_kv_pinned_for_other_tokens_or_another_group_is_never_decoded_from(wrong
     assert failed.error.reason is ErrorReason.TRANSFER_FAILED
     bench.run_until_idle()
     assert bench.runner.num_steps == steps
+    bench.assert_empty()
+
+
+def test_a_prompt_computed_here_is_never_decoded_from_as_other_tokens() -> None:
+    """Blocks of this very pool, cached for what prefill was told, are not cached once more for something else."""
+    bench = Bench(scope=SCOPE)
+    told, job = bench.job(1, PROMPT), bench.job(1, [*PROMPT[:-1], 90])
+    outbound = Owner(OwnerKind.OUTBOUND, told.sequence_id)
+    block_ids = bench.pool.allocate(2, outbound)
+    chain = SCOPE.key_chain(COMMON_GROUP)
+    chain.extend(PROMPT, 2)
+    bench.pool.publish(chain, block_ids, 0, 2, outbound)
+    bench.stage.adopt(InboundCommit(told.sequence_id, 1, tuple(block_ids), 8, (5,), 0, 0.0), outbound.kind, 0.0)
+    bench.stage.submit(job)
+    failed = bench.stage.take_events()[0]
+    assert isinstance(failed, SequenceFailed)
+    assert failed.error.reason is ErrorReason.TRANSFER_FAILED
+    assert (pin(bench, bench.job(2, PROMPT)), pin(bench, bench.job(3, list(job.token_ids)))) == (2, 1)
+    for number in (2, 3):
+        bench.stage.unpin_prefix(bench.job(number, PROMPT).sequence_id)
     bench.assert_empty()
 
 

@@ -180,8 +180,8 @@ async def test_a_frozen_worker_makes_the_fleet_unready_until_it_thaws(tiny_model
 
 
 async def test_a_deadline_ends_a_request_in_the_queue_and_while_decoding(tiny_model: Path) -> None:
-    """I01: nothing is prefilled for a request that expired in the queue."""
-    async with run_fleet(tiny_model, worker={"num_blocks": 260}) as fleet:
+    """I01: nothing is prefilled for a request that expired in the queue. Native kernels would be done by then."""
+    async with run_fleet(tiny_model, worker={"num_blocks": 260, "kernels": "torch"}) as fleet:
         started = asyncio.Event()
         holder = asyncio.create_task(tokens_of(fleet, prompt_of(2200), started, max_tokens=1890, ignore_eos=True))
         await started.wait()

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pdserve.core.sampling import SamplingParams
+from pdserve_kernels.host import why_not_here
 from tests.support.engine_harness import Engine, build_engine
 from tests.support.real_bench import real_fleet
 from tests.support.sampler_oracle import slow_sample
@@ -84,3 +87,38 @@ async def test_two_workers_one_and_the_slow_reference_agree(tiny_model: Path) ->
     assert len({tuple(stream.output) for stream in apart.values()}) == len(PARAMETERS), "two parameters did the same"
     assert apart["min_tokens"].output[-1] == EOS_TOKEN_ID
     assert len(apart["min_tokens"].output) == 21
+
+
+async def cold_and_warm(coordinator: Coordinator) -> tuple[list[Stream], list[Stream]]:
+    """Six prompts at once, and all of them again in another order: the second time their blocks are cached."""
+    rounds: list[list[Stream]] = []
+    for first, order in ((1, 1), (11, -1)):
+        streams: dict[int, Stream] = {}
+        for prompt in list(range(6))[::order]:
+            ids = [3 + (prompt * 31 + 7 * at) % 290 for at in range(10 + 4 * prompt)]
+            streams[prompt] = await coordinator.submit(
+                first + prompt, ids, max_tokens=12, temperature=0.9, seed=prompt, num_logprobs=20, ignore_eos=True
+            )
+        for prompt in streams:
+            await coordinator.finished(first + prompt)
+        await coordinator.prefill.until_empty()
+        await coordinator.decode.until_empty()
+        rounds.append([streams[prompt] for prompt in sorted(streams)])
+    return rounds[0], rounds[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_neither_topology_nor_a_warm_prefix_changes_a_token_or_a_logprob(tiny_model: Path, dtype: str) -> None:
+    """On native kernels wherever they run."""
+    async with real_fleet(tiny_model, colocated=False, dtype=dtype) as coordinator:
+        apart = await cold_and_warm(coordinator)
+    async with real_fleet(tiny_model, colocated=True, token_budget=11, dtype=dtype) as coordinator:
+        together = await cold_and_warm(coordinator)
+    expected = [told(stream) for stream in apart[0]]
+    for cold, warm in (apart, together):
+        assert [told(stream) for stream in cold] == expected
+        assert [told(stream) for stream in warm] == expected
+        assert [stream.num_cached_tokens for stream in cold] == [0] * 6
+        assert all(stream.num_cached_tokens >= 8 for stream in warm)
+    native = build_engine(tiny_model, dtype).model.numerics_version.startswith("cpu-")
+    assert native is not bool(why_not_here())

@@ -1,6 +1,10 @@
 """load_engine: one call from files to a runner."""
 
 import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,15 +51,46 @@ def held_bytes() -> int:
 
 @pytest.mark.parametrize(("dtype", "tied"), [("float32", True), ("bfloat16", False)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_predicted_exactly(tmp_path, family, dtype, tied):
+def test_torch_weights_are_predicted_exactly(tmp_path, family, dtype, tied):
     source = write_tiny(tmp_path / "tiny", family, tie_word_embeddings=tied)
-    plan = load_engine(EngineConfig(source, "tiny", dtype=dtype, memory=MemoryLimits(num_blocks=1))).plan
+    config = EngineConfig(source, "tiny", dtype=dtype, memory=MemoryLimits(num_blocks=1), kernels="torch")
+    plan = load_engine(config).plan
     files = open_model_files(source)
     gc.collect()
     before = held_bytes()
     model = DecoderModel(files.config, TORCH_DTYPES[dtype], torch.device("cpu"), TorchKernels())
     load_weights(files, model)
     assert plan.needs.weights == held_bytes() - before > 0
+
+
+_MEASURED_LOAD = """
+import json, sys
+from pathlib import Path
+from pdserve.engine.loading import EngineConfig, load_engine
+from pdserve.engine.memory import MemoryLimits
+
+config = EngineConfig(Path(sys.argv[1]), "real", memory=MemoryLimits(num_blocks=4), kernels=sys.argv[2])
+loaded = load_engine(config)
+lines = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+needs = loaded.plan.needs
+print(json.dumps([peak, dict(loaded.measured), needs.weights, needs.workspace]))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_real_models_memory_is_as_predicted_and_its_peak_bounded(smollm2, kernels):
+    """Less than 7% off, as code of libraries that loading is the first to use counts as weights."""
+    command = [sys.executable, "-c", _MEASURED_LOAD, str(smollm2), kernels]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak, measured, weights, workspace = json.loads(done.stdout)
+    config = open_model_files(smollm2).config
+    largest = 2 * config.vocab_size * config.hidden_size
+    assert measured["weights"] == pytest.approx(weights, rel=0.07)
+    assert measured["workspace"] < workspace
+    assert peak < measured["runtime"] + weights + largest + (32 << 20)
 
 
 def test_no_warning_where_long_requests_fit(source):

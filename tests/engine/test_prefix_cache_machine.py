@@ -94,7 +94,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             assert len(pinned) == life.num_pinned
             self.pool.hand_over(received, inbound, life.owner)
             sequence.block_ids, sequence.num_computed_tokens = [*pinned, *received], sequence.num_tokens
-            assert life.prefix.adopt(sequence) == len(pinned)
+            assert life.prefix.adopt(sequence)
+            assert life.prefix.num_shared <= len(pinned)  # fewer if they were retracted since
             self.write(life, len(pinned))
             self.check_content(life)
             life.prefix.publish(sequence, life.owner)

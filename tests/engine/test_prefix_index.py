@@ -143,7 +143,7 @@ def test_pins_are_claimed_once_or_given_up_once() -> None:
     pool.check_integrity()
 
 
-def test_retracted_blocks_and_what_follows_them_leave_the_index_unless_others_hold_them() -> None:
+def test_retracted_blocks_and_what_follows_them_leave_the_index_and_stay_with_those_who_have_them() -> None:
     pool = BlockPool(8)
     chain, longer = chain_of([1, 2, 3, 4]), chain_of([1, 2, 3, 4, 5, 6])
     block_ids = cached(pool, 1, longer)
@@ -151,12 +151,43 @@ def test_retracted_blocks_and_what_follows_them_leave_the_index_unless_others_ho
     pool.acquire(chain, 1, owner(2))
     assert pool.acquire(chain, 2, owner(3)) == block_ids[:2]
     pool.retract(block_ids[:2], owner(3))
-    assert (pool.num_cached(longer, 3), pool.num_empty_blocks) == (1, 6)
+    assert (pool.num_cached(longer, 3), pool.num_empty_blocks, pool.num_free_blocks) == (0, 6, 6)
+    pool.check_integrity()
+    again = cached(pool, 4, chain)  # computed anew, and found instead
+    assert set(again).isdisjoint(block_ids[:2])
+    assert pool.acquire(chain, 2, owner(5)) == again
     pool.free(block_ids[:2], owner(3))
-    pool.retract(block_ids[:1], owner(2))
-    assert (pool.num_cached(longer, 3), pool.num_empty_blocks) == (0, 7)
+    assert pool.num_empty_blocks == 5
+    pool.retract(block_ids[:1], owner(2))  # not cached any more: nothing happens to the new ones
     pool.free(block_ids[:1], owner(2))
+    assert (pool.num_cached(chain, 2), pool.num_empty_blocks) == (2, 6)
+    pool.check_integrity()
+
+
+def test_behind_a_retracted_block_nothing_is_entered() -> None:
+    pool = BlockPool(8)
+    longer = chain_of([1, 2, 3, 4])
+    block_ids = cached(pool, 1, chain_of([1, 2]))
+    assert pool.acquire(longer, 1, owner(2)) == block_ids
+    pool.retract(block_ids, owner(1))
+    more = [*block_ids, *pool.allocate(1, owner(2))]
+    assert pool.publish(longer, more, 1, 2, owner(2)) == 1
+    assert pool.publish(longer, more, 0, 2, owner(2)) == 0
+    pool.free(more, owner(2))
+    pool.free(block_ids, owner(1))
     assert pool.num_empty_blocks == 8
+    pool.check_integrity()
+
+
+def test_blocks_that_are_cached_for_other_tokens_are_told_from_those_that_are_not_cached() -> None:
+    pool = BlockPool(8)
+    chain = chain_of([1, 2, 3, 4])
+    block_ids = [*cached(pool, 1, chain), *pool.allocate(1, owner(1))]
+    assert pool.num_shared(chain, block_ids) == 2
+    assert pool.num_shared(chain_of([1, 2, 3, 4, 5, 6]), block_ids) == 2
+    assert pool.num_shared(chain_of([2, 1, 3, 4]), block_ids) is None
+    assert pool.num_shared(chain_of([1, 2]), block_ids) is None
+    assert pool.publish(chain_of([2, 1]), block_ids, 0, 1, owner(1)) == 0
     pool.check_integrity()
 
 

@@ -162,7 +162,7 @@ async def test_first_tokens_that_end_the_answer_leave_no_block_and_send_no_kv(tm
 
 async def test_lifetime_reservations_of_a_pool_of_100_blocks(tiny_model: Path) -> None:
     """E03: 60 and 60 take turns, 50 and 50 run together, 101 is refused, an early stop gives its blocks back."""
-    async with served(tiny_model, worker={"num_blocks": 100}) as (fleet, client):
+    async with served(tiny_model, worker={"num_blocks": 100, "kernels": "torch"}) as (fleet, client):
 
         def ask(num_blocks: int, seed: int, **options: Any) -> "asyncio.Task[Any]":
             fields = {"max_tokens": num_blocks * 16 - 100, **GREEDY, **options}

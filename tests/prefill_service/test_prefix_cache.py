@@ -115,6 +115,28 @@ def test_nothing_of_a_prompt_that_ended_with_nan_stays_cached() -> None:
     bench.assert_empty()
 
 
+def test_kv_that_gave_nan_is_found_by_nobody_else_while_others_still_have_it() -> None:
+    """G01: else a damaged block that all prompts begin with would live for as long as their requests overlap."""
+    bench = Bench(budget=8, scope=SCOPE)
+    prompt = list(range(1, 17))
+    run(bench, sequence_of(1, prompt))
+    bad, holder, cold = sequence_of(2, prompt), sequence_of(3, [*prompt, 20, 21]), sequence_of(4, prompt)
+    for sequence in (bad, holder):
+        bench.submit(sequence, transfer=False)
+    chunks = bench.stage.plan(1.0)
+    assert [chunk.sequence for chunk in chunks] == [holder, bad]
+    results = [bench.runner.run(chunks)[0], ChunkResult(Sampled(None))]
+    bench.submit(cold, transfer=False)
+    bench.stage.apply(chunks, results, 2.0)
+    assert bench.pool.num_free_blocks == bench.pool.num_blocks
+    tokens = {event.sequence_id: event for event in bench.stage.take_events() if isinstance(event, TokenSampled)}
+    assert tokens[holder.id].token_id == next_token([*prompt, 20, 21])
+    bench.step()
+    assert cold.num_computed_tokens == 8
+    bench.step()
+    bench.assert_empty()
+
+
 @pytest.mark.parametrize("num_cached_there", [0, 1, 3, 5])
 def test_what_the_decode_worker_lacks_is_sent_and_cached_blocks_at_once(num_cached_there: int) -> None:
     bench = Bench(budget=BLOCK, scope=SCOPE)

@@ -222,19 +222,23 @@ def _sample_logits(job, thread):
 
 
 @njit(**JIT)
-def _thread_number(job):
-    return call_int_function(job.thread_number) if job.num_threads > 1 else 0
+def _enter(job):
+    """The thread's number. OpenMP says how many came, which may be fewer than were asked for; all write the same."""
+    if job.thread_number == 0:
+        return 0
+    job.num_threads = call_int_function(job.thread_count)
+    return call_int_function(job.thread_number)
 
 
 @cfunc(types.void(types.voidptr), **CFUNC)
 def run_layers(where):
     """One step of all layers: `where` is a JOB's address. For every thread of the team."""
     job = carray(where, 1, JOB)[0]
-    _run_layers(job, carray(pointer(job.layers), job.num_layers, LAYER), _thread_number(job))
+    _run_layers(job, carray(pointer(job.layers), job.num_layers, LAYER), _enter(job))
 
 
 @cfunc(types.void(types.voidptr), **CFUNC)
 def sample_logits(where):
     """fp32 logits [num_samples, vocab_size] of rows of the residual stream: `where` is a JOB's address."""
     job = carray(where, 1, JOB)[0]
-    _sample_logits(job, _thread_number(job))
+    _sample_logits(job, _enter(job))

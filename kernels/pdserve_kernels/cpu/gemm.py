@@ -10,6 +10,7 @@ de Geijn, 2015): a tile of results stays in registers while a panel of weights s
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
@@ -66,20 +67,28 @@ class PackedWeight:
         return self.data.data_ptr()
 
 
-def pack(weight: Tensor) -> PackedWeight:
-    """[out, in], bf16 (with `in` even) or fp32, in the packed layout."""
+def packed_bytes(rows: int, inner: int, itemsize: int) -> int:
+    """Of a packed weight [rows, inner] whose values take `itemsize` bytes."""
+    return _num_blocks(rows) * (inner * itemsize // 4) * VECTOR_BYTES
+
+
+def pack(weight: Tensor, data: Tensor | None = None) -> PackedWeight:
+    """[out, in], bf16 (with `in` even) or fp32, in the packed layout; `data`: uint8 [packed_bytes], else new memory."""
     rows, inner = weight.shape
-    per_step = 4 // weight.element_size()
-    num_blocks = -(-rows // (2 * LANES)) * 2
-    steps = inner // per_step
-    data = huge_empty(num_blocks * steps * VECTOR_BYTES)
-    packed = data.view(weight.dtype).view(num_blocks, steps, LANES, per_step)
-    full = rows // LANES
+    if data is None:
+        data = huge_empty(packed_bytes(rows, inner, weight.element_size()))
+    words = weight.contiguous().view(torch.int32)
+    num_blocks, steps, full = _num_blocks(rows), words.shape[1], rows // LANES
+    packed = data.view(torch.int32).view(num_blocks, steps, LANES)
     packed[full:] = 0
-    packed[:full] = weight[: full * LANES].view(full, LANES, steps, per_step).transpose(1, 2)
+    packed[:full] = words[: full * LANES].view(full, LANES, steps).transpose(1, 2)
     if rows % LANES:
-        packed[full, :, : rows % LANES] = weight[full * LANES :].view(-1, steps, per_step).transpose(0, 1)
+        packed[full, :, : rows % LANES] = words[full * LANES :].t()
     return PackedWeight(data, num_blocks, steps)
+
+
+def _num_blocks(rows: int) -> int:
+    return -(-rows // (2 * LANES)) * 2
 
 
 def interleave_gate_up(gate_up: Tensor) -> Tensor:

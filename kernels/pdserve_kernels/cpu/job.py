@@ -23,7 +23,7 @@ _PAGES = "pool block_bytes layer_bytes block_size"
 _STEP = "num_rows token_ids positions row_sequences row_is_last tables num_units units"
 _LOGITS = "num_samples sample_rows logits"
 _BUFFERS = "residual x x_stride qkv delta gated tickets scratch scratch_stride"
-_FUNCTIONS = "gemm attend num_threads barrier thread_number"
+_FUNCTIONS = "gemm attend num_threads barrier thread_number thread_count"
 _PROFILE = "cycles_gemm cycles_attention cycles_other"
 _FACTORS = "embedding_scale eps attention_scale"
 
@@ -39,5 +39,6 @@ JOB = np.dtype(
 
 `tables` [sequences]: addresses of int32 block ids. `units` [num_units] of UNIT. `row_is_last`: 1 where a chunk ends.
 `x` holds inputs of products and attention's output, `gated` the inputs of the down projection, `delta` what a norm must
-see before it is added to the residual stream. `scratch`: `scratch_stride` bytes a thread. Cycles add up.
+see before it is added to the residual stream. `scratch`: `scratch_stride` bytes a thread. `num_threads`: how many came
+to the last call. Cycles add up.
 """

@@ -15,11 +15,15 @@ _RUNTIME = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """`run` calls a C function `void (void *)` on all threads. Addresses are for kernels; 0 with one thread."""
+    """`run` calls a C function `void (void *)` on all threads. Addresses are for kernels; 0 with one thread.
+
+    `num_threads` is the most that come: OpenMP may grant fewer (OMP_THREAD_LIMIT, OMP_DYNAMIC), so a kernel asks.
+    """
 
     num_threads: int
     barrier: int = 0
     thread_number: int = 0
+    thread_count: int = 0
     parallel: int = 0
 
     def run(self, function: int, argument: int) -> None:
@@ -40,11 +44,9 @@ def make_team(num_threads: int) -> Team:
     if path is None:
         return Team(1)
     library = ctypes.CDLL(path)
-    names = ("GOMP_barrier", "omp_get_thread_num", "GOMP_parallel")
-    barrier, thread_number, parallel = (
-        ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names
-    )
-    return Team(num_threads, barrier, thread_number, parallel)
+    names = ("GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads", "GOMP_parallel")
+    addresses = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
+    return Team(num_threads, *addresses)
 
 
 def _openmp_library() -> str | None:

@@ -1,6 +1,8 @@
 """Which implementation of a decoder is used where: compiled for this CPU where that can run, else torch."""
 
+import importlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +19,8 @@ KernelChoice = Literal["auto", "native", "torch"]
 Precision = Literal["float32", "bfloat16"]
 
 _LOG = logging.getLogger(__name__)
+_LAST_COMPILED = "decoder.sample_logits-*.nbc"
+"""Where this file is, all kernels are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,21 @@ class ModelOptions:
     max_samples: int
     kernels: KernelChoice = "auto"
     attention_precision: Precision = "float32"
+
+
+def prepare_kernels(config: ModelConfig, options: ModelOptions) -> None:
+    """Import the kernels that `empty_model` will use; if they must be compiled first, say so before and after."""
+    if options.kernels == "torch" or _why_not_native(config, options):
+        return
+    from pdserve_kernels.cpu.compiled import cache_folder
+
+    folder, begin_s = cache_folder(), time.monotonic()
+    is_compiled = any(folder.glob(f"*/{_LAST_COMPILED}"))
+    if not is_compiled:
+        _LOG.info("compiling kernels for this processor: about half a minute, once (kept in %s)", folder)
+    importlib.import_module("pdserve_kernels.cpu.program")
+    if not is_compiled:
+        _LOG.info("kernels compiled in %.0f s", time.monotonic() - begin_s)
 
 
 def empty_model(config: ModelConfig, options: ModelOptions) -> Model:

@@ -15,7 +15,7 @@ from pdserve.core.model_files import ModelConfig
 from pdserve.core.model_files.config import RopeConfig
 from pdserve.engine.model.interface import Int32s, Profile, StepInput
 from pdserve.engine.model.parameters import DecoderParameters, Projection
-from pdserve.engine.model.rope import RopeTable, rope_table
+from pdserve.engine.model.rope import RopeTable, rope_table, rope_table_bytes
 from pdserve_kernels.interface import Kernels, LinearOp, PagedStep, RaggedBatch
 
 
@@ -63,8 +63,19 @@ class DecoderModel:
         return "slot_dim"
 
     @property
-    def workspace_bytes(self) -> int:
-        return self._kernels.workspace_bytes
+    def weight_bytes(self) -> int:
+        """All parameters, a table for each kind of rotation, and the exact fp32 copy of the head that logits need."""
+        config = self._config
+        num_tables = len({attention.rope for attention in config.attention})
+        exact_head = 4 * config.vocab_size * config.hidden_size if self._dtype != torch.float32 else 0
+        tables = num_tables * rope_table_bytes(config.head_dim, config.context_length)
+        return self._parameters.num_bytes + tables + exact_head
+
+    def workspace_bytes(self, num_rows: int, num_samples: int) -> int:
+        """fp32: residual, norm and q/k/v/out rows, gate and up with their product; logits; attention's share."""
+        config = self._config
+        widths = 4 * config.hidden_size + 6 * config.num_heads * config.head_dim + 5 * config.intermediate_size
+        return 4 * (num_rows * widths + num_samples * config.vocab_size) + self._kernels.workspace_bytes
 
     def destinations(self) -> dict[str, Tensor]:
         return self._parameters.destinations()

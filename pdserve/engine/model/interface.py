@@ -63,8 +63,12 @@ class Model(Protocol):
         ...
 
     @property
-    def workspace_bytes(self) -> int:
-        """Upper bound of what `forward` allocates for attention, on the side."""
+    def weight_bytes(self) -> int:
+        """What it holds once it is loaded: weights as it keeps them, tables included."""
+        ...
+
+    def workspace_bytes(self, num_rows: int, num_samples: int) -> int:
+        """Upper bound of what it takes besides for a step of `num_rows` rows, and `num_samples` rows of logits."""
         ...
 
     def destinations(self) -> dict[str, Tensor]:

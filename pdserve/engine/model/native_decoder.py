@@ -1,4 +1,4 @@
-"""The decoder as one compiled CPU function: packs the weights, lays out buffers and rows, and calls the kernel.
+"""The decoder as one compiled CPU function: has the weights packed, lays out buffers and rows, and calls the kernel.
 
 Same model, parameters and results as `decoder.DecoderModel`, to rounding; knows nothing of requests or files.
 """
@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.core.model_files import ModelConfig
-from pdserve.core.model_files.config import RopeConfig
+from pdserve.engine.model.area import Area, aligned
 from pdserve.engine.model.interface import Int32s, Profile, StepInput
 from pdserve.engine.model.native_rows import NativeRows
-from pdserve.engine.model.parameters import DecoderParameters, LayerParameters, Projection
-from pdserve.engine.model.rope import rope_table
+from pdserve.engine.model.packed_weights import PackedWeights, packed_weight_bytes
+from pdserve.engine.model.parameters import DecoderParameters
 from pdserve_kernels.cpu.attention import ARITHMETIC_DOT, ARITHMETIC_PAIRS
-from pdserve_kernels.cpu.gemm import interleave_gate_up, pack
-from pdserve_kernels.cpu.job import JOB, LAYER
+from pdserve_kernels.cpu.job import JOB
 from pdserve_kernels.cpu.program import ATTEND, GEMM, HAS_BF16_DOT, LOGITS, STEP, kv_inner_order
 from pdserve_kernels.cpu.team import Team
 from pdserve_kernels.cpu.ticks import ticks_per_second
+
+_SLACK_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class NativeDecoderModel:
         self._team = team
         self._bf16_attention = bf16_attention and dtype == torch.bfloat16 and HAS_BF16_DOT
         self._parameters: DecoderParameters | None = DecoderParameters(config, dtype, self.device)
-        self._kept: list[Tensor | NDArray[np.void]] = []
+        self.weight_bytes = packed_weight_bytes(config, self._parameters)
+        self._weights: PackedWeights | None = None
+        self._buffers: Area | None = None
         self._job = np.zeros(1, dtype=JOB)
         self._rows = NativeRows(config, limits.max_rows, team.num_threads)
         self._logits: NDArray[np.float32] = np.zeros((0, 0), dtype=np.float32)
@@ -74,9 +77,8 @@ class NativeDecoderModel:
     def kv_inner_order(self) -> str:
         return kv_inner_order
 
-    @property
-    def workspace_bytes(self) -> int:
-        return self._team.num_threads * self._rows.scratch_bytes
+    def workspace_bytes(self, num_rows: int, num_samples: int) -> int:
+        return sum(self._buffer_sizes(num_rows, num_samples).values())
 
     def destinations(self) -> dict[str, Tensor]:
         if self._parameters is None:
@@ -84,18 +86,19 @@ class NativeDecoderModel:
         return self._parameters.destinations()
 
     def freeze(self) -> None:
-        """Packs weights one by one and lets go of the loader's copies."""
+        """Packs the weights and lets go of the loader's copies."""
         parameters, self._parameters = self._parameters, None
         if parameters is None:
             raise RuntimeError("the weights are packed already")
         self._set_sizes()
-        self._set_embedding(parameters)
-        self._set_layers(parameters)
+        self._weights = PackedWeights(self._config, parameters, self._job[0])
         self._set_buffers()
 
     def forward(self, step: StepInput, kv_pool: Tensor) -> None:
         if self._parameters is not None:
             raise RuntimeError("forward before freeze")
+        if len(step.token_ids) == 0:
+            return
         job = self._job[0]
         num_blocks, num_layers = kv_pool.shape[:2]
         job["pool"] = kv_pool.data_ptr()
@@ -106,6 +109,8 @@ class NativeDecoderModel:
         self._team.run(STEP, self._job.ctypes.data)
 
     def logits(self, rows: Int32s) -> NDArray[np.float32]:
+        if self._parameters is not None:
+            raise RuntimeError("logits before freeze")
         job = self._job[0]
         if len(rows) > self._limits.max_samples:
             raise RuntimeError(f"{len(rows)} rows of logits, at most {self._limits.max_samples} at once")
@@ -131,83 +136,43 @@ class NativeDecoderModel:
         job["attention"] = ARITHMETIC_DOT if self._bf16_attention else ARITHMETIC_PAIRS
         job["embedding_scale"], job["eps"] = config.embedding_scale, config.rms_norm_eps
         job["attention_scale"] = config.attention_scale
-        job["num_threads"], job["barrier"] = self._team.num_threads, self._team.barrier
-        job["gemm"], job["attend"] = GEMM, ATTEND
-        job["thread_number"] = self._team.thread_number
-
-    def _set_embedding(self, parameters: DecoderParameters) -> None:
-        job = self._job[0]
-        job["embedding"] = job["head"] = self._packed(parameters.embedding)
-        if parameters.head is not parameters.embedding:
-            job["head"] = self._packed(parameters.head)
-        job["final_norm"] = self._keep(parameters.final_norm)
-
-    def _set_layers(self, parameters: DecoderParameters) -> None:
-        tables = self._rope_tables(parameters)
-        layers = np.zeros(len(parameters.layers), dtype=LAYER)
-        for index, attention in enumerate(self._config.attention):
-            record = layers[index]
-            self._set_layer(record, parameters.layers.pop(0))
-            record["cos"], record["sin"] = tables[attention.rope]
-            record["window"] = attention.window or 0
-        self._kept.append(layers)
-        self._job[0]["layers"] = layers.ctypes.data
-
-    def _set_layer(self, record: np.void, layer: LayerParameters) -> None:
-        gate_up = Projection(
-            interleave_gate_up(layer.gate_up.weight),
-            None if layer.gate_up.bias is None else interleave_gate_up(layer.gate_up.bias),
-        )
-        projections = {"qkv": layer.qkv, "attention_out": layer.attention_out, "gate_up": gate_up, "down": layer.down}
-        for name, projection in projections.items():
-            record[name] = self._packed(projection.weight)
-            if projection.bias is not None:
-                record[f"{name}_bias"] = self._keep(_padded_bias(projection.bias))
-        for name in ("attention_norm", "query_norm", "key_norm", "attention_out_norm", "mlp_norm", "down_norm"):
-            norm: Tensor | None = getattr(layer, name)
-            record[name] = 0 if norm is None else self._keep(norm)
-
-    def _rope_tables(self, parameters: DecoderParameters) -> dict[RopeConfig, tuple[int, int]]:
-        config = self._config
-        addresses: dict[RopeConfig, tuple[int, int]] = {}
-        for rope in {attention.rope for attention in config.attention}:
-            table = rope_table(rope, config.head_dim, config.context_length, parameters.rope_factors)
-            addresses[rope] = (self._keep(table.cos), self._keep(table.sin))
-        return addresses
+        job["gemm"], job["attend"], job["num_threads"] = GEMM, ATTEND, self._team.num_threads
+        for name in ("barrier", "thread_number", "thread_count"):
+            job[name] = getattr(self._team, name)
 
     def _set_buffers(self) -> None:
-        config, job, rows = self._config, self._job[0], max(self._limits.max_rows, self._limits.max_samples)
+        job, limits = self._job[0], self._limits
+        sizes = self._buffer_sizes(limits.max_rows, limits.max_samples)
+        self._buffers = area = Area(sum(sizes.values()))
+        buffers = {name: area.take(size) for name, size in sizes.items()}
+        for name, buffer in buffers.items():
+            job[name] = buffer.data_ptr()
+        job["x_stride"], job["scratch_stride"] = self._x_stride, self._rows.scratch_bytes
+        num_logits = limits.max_samples * self._config.vocab_size
+        logits = buffers["logits"].view(torch.float32)[:num_logits]
+        self._logits = logits.view(limits.max_samples, -1).numpy()
+
+    def _buffer_sizes(self, num_rows: int, num_samples: int) -> dict[str, int]:
+        """Bytes, by the names of the job's fields; each with room behind it, as vectors are read past the end."""
+        config, rows = self._config, max(num_rows, num_samples)
         heads = config.num_heads + 2 * config.num_kv_heads
-        self._logits = np.zeros((self._limits.max_samples, config.vocab_size), dtype=np.float32)
-        job["logits"] = self._logits.ctypes.data
-        job["x_stride"] = 4 * _whole_vectors(max(config.hidden_size, config.num_heads * config.head_dim))
-        job["x"] = self._buffer(rows * int(job["x_stride"]))
-        job["residual"] = self._buffer(rows * 4 * config.hidden_size)
-        job["qkv"] = self._buffer(rows * 4 * heads * config.head_dim)
-        job["delta"] = self._buffer(rows * 4 * config.hidden_size if config.sandwich_norms else 0)
-        job["gated"] = self._buffer(rows * 4 * _whole_vectors(config.intermediate_size))
-        job["tickets"] = self._buffer(8 * config.num_layers)
-        job["scratch_stride"] = self._rows.scratch_bytes
-        job["scratch"] = self._buffer(self._team.num_threads * self._rows.scratch_bytes)
+        sizes = {
+            "logits": num_samples * 4 * config.vocab_size,
+            "x": rows * self._x_stride,
+            "residual": rows * 4 * config.hidden_size,
+            "qkv": rows * 4 * heads * config.head_dim,
+            "delta": rows * 4 * config.hidden_size if config.sandwich_norms else 0,
+            "gated": rows * 4 * _whole_vectors(config.intermediate_size),
+            "tickets": 8 * config.num_layers,
+            "scratch": self._team.num_threads * self._rows.scratch_bytes,
+        }
+        return {name: aligned(size) + _SLACK_BYTES for name, size in sizes.items()}
 
-    def _buffer(self, num_bytes: int) -> int:
-        return self._keep(torch.zeros(num_bytes + 64, dtype=torch.uint8))
-
-    def _packed(self, weight: Tensor) -> int:
-        return self._keep(pack(weight).data)
-
-    def _keep(self, tensor: Tensor) -> int:
-        """The address of what must live as long as the model."""
-        contiguous = tensor.contiguous()
-        self._kept.append(contiguous)
-        return contiguous.data_ptr()
-
-
-def _padded_bias(bias: Tensor) -> Tensor:
-    """fp32, zeros behind, up to the columns of a packed weight."""
-    padded = torch.zeros(-(-len(bias) // 32) * 32, dtype=torch.float32)
-    padded[: len(bias)] = bias.float()
-    return padded
+    @property
+    def _x_stride(self) -> int:
+        """Bytes of a row of `x`, which holds a norm's result or attention's."""
+        config = self._config
+        return 4 * _whole_vectors(max(config.hidden_size, config.num_heads * config.head_dim))
 
 
 def _whole_vectors(size: int) -> int:

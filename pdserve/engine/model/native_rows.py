@@ -35,6 +35,7 @@ class NativeRows:
         if num_rows > self._max_rows:
             raise RuntimeError(f"{num_rows} rows in one step, at most {self._max_rows}")
         if num_rows > num_sequences or num_sequences != self._num_decoding:
+            self._num_decoding = 0
             self._lay_out_chunks(step, job)
             self._num_decoding = num_sequences if num_rows == num_sequences else 0
         self._tables[:num_sequences] = [table.address for table in step.block_tables]

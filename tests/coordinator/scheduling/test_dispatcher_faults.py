@@ -40,7 +40,7 @@ async def test_cancel_in_any_phase_frees_everything(gate: str) -> None:
 
 
 async def test_a_slow_reader_is_ended() -> None:
-    async with scheduling_rig(max_unread_tokens=8) as rig:
+    async with scheduling_rig(max_unread_tokens=8, unread_grace_s=0.0) as rig:
         await pair(rig)
         stream = rig.submit((5,), 100)
         await rig.until_idle()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.scheduling.stream import IndexOrder, TokenStream
+from coordinator.scheduling.stream import MERGE_ABOVE, IndexOrder, TokenStream, UnreadBound
 from coordinator.sequences import SequenceEnd, SequenceTimings, TokenDelta
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
@@ -55,15 +55,16 @@ def test_an_impossible_index_is_an_error() -> None:
     assert caught.value.reason is ErrorReason.INTERNAL
 
 
-def make(max_unread_tokens: int = 4) -> tuple[TokenStream, list[str]]:
+def make(max_unread_tokens: int = 4, grace_s: float = 0.0) -> tuple[TokenStream, list[str]]:
     cancels: list[str] = []
-    stream = TokenStream(SequenceId(1, 1), max_unread_tokens, lambda: cancels.append("cancel"), SequenceTimings)
+    bound = UnreadBound(max_unread_tokens, grace_s)
+    stream = TokenStream(SequenceId(1, 1), bound, lambda: cancels.append("cancel"), SequenceTimings)
     return stream, cancels
 
 
 async def test_reads_deltas_then_the_end_then_nothing() -> None:
     stream, cancels = make()
-    assert stream.deliver(TokenDelta(0, (1, 2)))
+    assert stream.deliver(TokenDelta(0, (1, 2)), 0.0)
     stream.finish(END)
     stream.finish(PdserveError(ErrorReason.INTERNAL, "too late"))
     assert [event async for event in stream] == [TokenDelta(0, (1, 2)), END]
@@ -74,7 +75,7 @@ async def test_reads_deltas_then_the_end_then_nothing() -> None:
 
 async def test_an_error_comes_after_what_is_unread_and_every_time() -> None:
     stream, _ = make()
-    stream.deliver(TokenDelta(0, (1,)))
+    stream.deliver(TokenDelta(0, (1,)), 0.0)
     stream.finish(PdserveError(ErrorReason.WORKER_LOST, "gone"))
     assert await anext(aiter(stream)) == TokenDelta(0, (1,))
     for _ in range(2):
@@ -87,7 +88,7 @@ async def test_a_waiting_reader_wakes() -> None:
     reading = asyncio.create_task(anext(aiter(stream)))
     await asyncio.sleep(0)
     assert not reading.done()
-    stream.deliver(TokenDelta(0, (1,)))
+    stream.deliver(TokenDelta(0, (1,)), 0.0)
     assert await reading == TokenDelta(0, (1,))
 
 
@@ -100,8 +101,8 @@ def test_unread_tokens_stay_bounded(bound: int, steps: list[int | None]) -> None
             if step is None:
                 if unread:
                     await anext(aiter(stream))
-                    unread.pop(0)
-            elif stream.deliver(TokenDelta(0, (1,) * step)):
+                    del unread[: 1 if len(unread) <= MERGE_ABOVE else None]
+            elif stream.deliver(TokenDelta(0, (1,) * step), 0.0):
                 unread.append(step)
                 assert sum(unread) <= bound or len(unread) == 1
             else:
@@ -110,9 +111,33 @@ def test_unread_tokens_stay_bounded(bound: int, steps: list[int | None]) -> None
     asyncio.run(scenario())
 
 
+async def test_a_burst_is_no_fault_of_the_readers() -> None:
+    """Many tokens may arrive before the reader gets a turn; it must have caught up when the grace is over."""
+    stream, _ = make(4, grace_s=1.0)
+    for index in range(20):
+        assert stream.deliver(TokenDelta(index, (index,)), 10.0)
+    assert stream.deliver(TokenDelta(20, (20,)), 10.9)
+    assert not stream.deliver(TokenDelta(21, (21,)), 11.0)
+    assert (await anext(aiter(stream))).token_ids == tuple(range(21))
+    for index in range(21, 30):
+        assert stream.deliver(TokenDelta(index, (index,)), 12.5)
+
+
+async def test_a_reader_that_is_behind_gets_all_at_once() -> None:
+    stream, _ = make(100)
+    entries = [TokenLogprobs(-float(index), ()) for index in range(MERGE_ABOVE + 1)]
+    for index, entry in enumerate(entries):
+        of_prompt = (entries[3],) if index == 0 else ()
+        stream.deliver(TokenDelta(index, (index,), (entry,), of_prompt, num_cached_tokens=7 - 7 * (index > 0)), 0.0)
+    merged = await anext(aiter(stream))
+    assert merged == TokenDelta(0, tuple(range(MERGE_ABOVE + 1)), tuple(entries), (entries[3],), 7)
+    stream.finish(END)
+    assert [event async for event in stream] == [END]
+
+
 async def test_cancel_asks_once_and_drops_what_is_unread() -> None:
     stream, cancels = make()
-    stream.deliver(TokenDelta(0, (1,)))
+    stream.deliver(TokenDelta(0, (1,)), 0.0)
     stream.cancel()
     assert cancels == ["cancel"]
     stream.finish(PdserveError(ErrorReason.CANCELLED, "cancelled"))
