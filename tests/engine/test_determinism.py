@@ -19,7 +19,7 @@ import torch
 from pdserve.engine.sequence import Sequence
 from pdserve_kernels.host import why_not_here
 from tests.support.engine_harness import Engine, build_engine
-from tests.support.native_engine import ARITHMETICS, fill_with_noise, native_engine, native_model
+from tests.support.native_engine import ARITHMETICS, fill_with_noise, native_engine, native_model, use_threads
 from tests.support.tiny_models import write_tiny_llama
 
 NUM_BLOCKS, LENGTH, NUM_TOKENS = 640, 530, 12
@@ -101,6 +101,7 @@ def compute(engine: Engine, ids: list[int], way: Way, num_tokens: int = NUM_TOKE
     neighbours.join(way.batch - 1)
     sequence = engine.sequence(ids, room=num_tokens)
     if way.num_warm:
+        assert way.num_warm % engine.paged_kv.layout.block_size == 0
         shared = warm_blocks(engine, ids, way.num_warm)
         sequence.block_ids[: len(shared)] = shared
         sequence.num_computed_tokens = way.num_warm
@@ -212,10 +213,9 @@ def test_a_thread_that_openmp_withholds_changes_no_bit(tiny, tmp_path):
 
 # --- the real model ---------------------------------------------------------------------------------------------------
 
-_FEW = [Way(100, 4), Way(16, 2), Way(64, 1, 64)]
 _MANY = [
     *(Way(chunk, batch) for chunk in CHUNKS for batch in BATCHES),
-    *(Way(64, 2, num_warm) for num_warm in (16, 240, 528)),
+    *(Way(64, 2, num_warm) for num_warm in (32, 224, 512)),
     Way(1),
 ]
 
@@ -228,10 +228,12 @@ def real_prompt(length: int) -> list[int]:
 @pytest.mark.model
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
 def test_the_real_model_in_a_few_ways(smollm2, arithmetic):
-    models = [native_model(smollm2, arithmetic, threads) for threads in (1, 2)]
-    one, two = (native_engine(model, 160) for model in models)
-    expected = compute(one, real_prompt(130), Way(), 4)
-    for engine, way in zip((one, two, one), _FEW, strict=True):
+    model = native_model(smollm2, arithmetic, threads=2)
+    engine = native_engine(model, 160)
+    use_threads(model, 1)
+    expected = compute(engine, real_prompt(130), Way(), 4)
+    for threads, way in ((1, Way(100, 4)), (2, Way(16, 2)), (1, Way(64, 1, 64))):
+        use_threads(model, threads)
         assert same(compute(engine, real_prompt(130), way, 4), expected), way
 
 
@@ -241,9 +243,11 @@ def test_the_real_model_in_a_few_ways(smollm2, arithmetic):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_the_real_model_in_all_ways(smollm2, arithmetic):
-    models = [native_model(smollm2, arithmetic, threads) for threads in (1, 2)]
-    expected = compute(native_engine(models[0], NUM_BLOCKS), real_prompt(LENGTH), Way(), 6)
-    for model, block_size in itertools.product(models, (16, 32)):
+    model = native_model(smollm2, arithmetic, threads=2)
+    use_threads(model, 1)
+    expected = compute(native_engine(model, NUM_BLOCKS), real_prompt(LENGTH), Way(), 6)
+    for threads, block_size in ((1, 16), (2, 32)):
+        use_threads(model, threads)
         engine = native_engine(model, NUM_BLOCKS * 16 // block_size, block_size)
         for way in _MANY:
-            assert same(compute(engine, real_prompt(LENGTH), way, 6), expected), (way, block_size)
+            assert same(compute(engine, real_prompt(LENGTH), way, 6), expected), (way, threads, block_size)

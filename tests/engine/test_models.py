@@ -14,12 +14,14 @@ from transformers import DynamicCache
 from pdserve.engine.block_table import BlockTable
 from pdserve.engine.model.choice import KernelChoice
 from pdserve.engine.model.interface import StepInput
+from pdserve_kernels.host import why_not_here
 from tests.support.engine_harness import build_engine, build_pool, load_model
 from tests.support.oracle import build_oracle, oracle_logits
 from tests.support.tiny_models import FAMILIES, write_tiny, write_tiny_packed
 
 LENGTH, BLOCK = 150, 16
-KERNELS = pytest.mark.parametrize("kernels", ["native", "torch"])
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(bool(why_not_here()), reason=why_not_here()))
+KERNELS = pytest.mark.parametrize("kernels", [NATIVE, "torch"])
 ORIGINAL = 40
 """The context before scaling, so that prompts cross it."""
 

@@ -56,7 +56,6 @@ def unwritable(folder: Path) -> Path:
     return file / "cache"
 
 
-@pytest.mark.xfail(strict=True, reason="kept beside the sources instead, by the date of one file: stale code is run")
 def test_without_a_cache_folder_a_kernel_follows_its_sources(tmp_path: Path) -> None:
     answers: list[str] = []
     for factor in (2, 3):
@@ -65,7 +64,6 @@ def test_without_a_cache_folder_a_kernel_follows_its_sources(tmp_path: Path) -> 
     assert answers == ["answer 10", "answer 15"]
 
 
-@pytest.mark.xfail(strict=True, reason="no kernel can be imported: numba finds no locator")
 def test_with_no_place_to_write_at_all_a_kernel_runs(tmp_path: Path) -> None:
     """A read-only installation, and no home."""
     write_kernel(tmp_path, 2)
@@ -73,9 +71,6 @@ def test_with_no_place_to_write_at_all_a_kernel_runs(tmp_path: Path) -> None:
     assert run_kernel(tmp_path, unwritable(tmp_path)) == "answer 10"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="unpickled unchecked: every later start fails, until the file is removed by hand"
-)
 def test_a_file_cut_short_is_compiled_again(tmp_path: Path) -> None:
     """A full disk, or power lost before the bytes were there."""
     cache = tmp_path / "cache"

@@ -12,11 +12,14 @@ from pdserve.engine.model.native_decoder import NativeDecoderModel, NativeLimits
 from pdserve.engine.paged_kv import TORCH_DTYPES
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.weights import load_weights
+from pdserve_kernels.cpu.simd import HAS_BF16_DOT
 from pdserve_kernels.cpu.team import make_team
 from tests.support.engine_harness import MAX_ROWS, Engine, SpyModel, build_pool
 
-ARITHMETICS = {"float32": ("float32", False), "bfloat16": ("bfloat16", False), "bfloat16-dot": ("bfloat16", True)}
-"""Name → (dtype, whether attention rounds to bf16 too)."""
+ARITHMETICS = {"float32": ("float32", False), "bfloat16": ("bfloat16", False)}
+if HAS_BF16_DOT:
+    ARITHMETICS["bfloat16-dot"] = ("bfloat16", True)
+"""Name → (dtype, whether attention rounds to bf16 too), where this processor can."""
 
 
 def native_model(source: Path, arithmetic: str = "float32", threads: int = 1) -> NativeDecoderModel:
@@ -31,6 +34,14 @@ def native_model(source: Path, arithmetic: str = "float32", threads: int = 1) ->
     )
     load_weights(files, model)
     return model
+
+
+def use_threads(model: NativeDecoderModel, threads: int) -> None:
+    """From now on; at most as many as it was made with."""
+    team, job = make_team(threads), model._job[0]
+    model._team = team
+    for name in ("num_threads", "barrier", "thread_number", "thread_count"):
+        job[name] = getattr(team, name)
 
 
 def native_engine(model: NativeDecoderModel, num_blocks: int = 512, block_size: int = 16) -> Engine:

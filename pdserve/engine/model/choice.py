@@ -69,6 +69,9 @@ def empty_model(config: ModelConfig, options: ModelOptions) -> Model:
 
         limits = NativeLimits(options.max_rows, options.max_samples)
         rounded = options.attention_precision == "bfloat16"
+        if rounded and (config.head_dim % 16 or options.block_size % 16):
+            _LOG.warning("attention_precision bfloat16 needs a head dimension and blocks that are multiples of 16")
+            rounded = False
         return NativeDecoderModel(
             config, options.dtype, limits, make_team(torch.get_num_threads()), bf16_attention=rounded
         )
