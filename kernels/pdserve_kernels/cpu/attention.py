@@ -60,6 +60,8 @@ UNIT_ROWS = 192
 _SUB_BLOCKS = TILE // LANES
 _SCORE_STRIDE = 4 * TILE
 _DIRECT_ROWS = 8
+_NEXT_TILE_CACHE = 2
+"""All heads' parts of the next tile would not fit the first level."""
 _LOWEST = np.float32(-3.0e38)
 
 f32 = np.float32
@@ -135,7 +137,7 @@ def _emit_scores(b, arithmetic, num_rows, keys, nexts, operands):
         offset = b.mul(step, key_stride)
         loaded = [_operands(b, arithmetic, b.add(key, offset)) for key in keys]
         for following in nexts:
-            simd.prefetch_line(b, b.add(following, offset))
+            simd.prefetch_line(b, b.add(following, offset), _NEXT_TILE_CACHE)
         for row, slots in zip(rows, totals, strict=True):
             members = _members(b, arithmetic, row, step)
             for key, slot in zip(loaded, slots, strict=True):
@@ -182,7 +184,7 @@ def _emit_accumulate(b, arithmetic, num_rows, num_vectors, fetch, operands):
         base = b.add(values, offset)
         loaded = [_operands(b, arithmetic, at(b, base, i * VECTOR_BYTES)) for i in range(num_vectors)]
         for i in range(num_vectors if fetch else 0):
-            simd.prefetch_line(b, at(b, b.add(following, offset), i * VECTOR_BYTES))
+            simd.prefetch_line(b, at(b, b.add(following, offset), i * VECTOR_BYTES), _NEXT_TILE_CACHE)
         for row, slots in zip(rows, totals, strict=True):
             members = _members(b, arithmetic, row, step)
             for value, slot in zip(loaded, slots, strict=True):

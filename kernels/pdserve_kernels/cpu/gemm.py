@@ -49,7 +49,8 @@ TILE_BLOCKS = 6
 TILE_STRIDE = TILE_BLOCKS * VECTOR_BYTES
 TILE_BYTES = 12 * TILE_STRIDE
 """Scratch that `gemm` needs."""
-_PREFETCH_BYTES = 512
+_PREFETCH_BYTES = 2048
+_PREFETCH_CACHE = 2
 
 f32 = np.float32
 
@@ -134,7 +135,7 @@ def _emit_tile(b, shape, dot, operands):
         offset = b.mul(step, ir.Constant(I64, VECTOR_BYTES))
         weights = [simd.read(b, b.add(block, offset), VI) for block in blocks]
         for block in blocks:
-            simd.prefetch_line(b, at(b, b.add(block, offset), _PREFETCH_BYTES))
+            simd.prefetch_line(b, at(b, b.add(block, offset), _PREFETCH_BYTES), _PREFETCH_CACHE)
         for row, slots in zip(rows, totals, strict=True):
             member = simd.broadcast(b, simd.read(b, b.add(row, b.mul(step, ir.Constant(I64, 4))), I32))
             for weight, slot in zip(weights, slots, strict=True):

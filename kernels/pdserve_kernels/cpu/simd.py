@@ -138,9 +138,10 @@ def dot_bf16_pairs(b, total, x, y):
     return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", VF, [total, b.bitcast(x, VB), b.bitcast(y, VB)])
 
 
-def prefetch_line(b, where):
+def prefetch_line(b, where, locality):
+    """Fetch a line into the first-level cache (locality 3) or the second (2)."""
     pointer = b.inttoptr(where, ir.IntType(8).as_pointer())
-    hint = [ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)]
+    hint = [ir.Constant(I32, 0), ir.Constant(I32, locality), ir.Constant(I32, 1)]
     call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, *hint])
 
 
@@ -330,7 +331,7 @@ def store_int64(b, where, value):
 
 @operation(types.void, address)
 def prefetch(b, where):
-    prefetch_line(b, where)
+    prefetch_line(b, where, 3)
 
 
 @operation(types.int64, address)
