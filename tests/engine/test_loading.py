@@ -82,13 +82,13 @@ print(json.dumps([peak, dict(loaded.measured), needs.weights, needs.workspace]))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_real_models_memory_is_as_predicted_and_its_peak_bounded(smollm2, kernels):
-    """Less than 7% off, as code of libraries that loading is the first to use counts as weights."""
+    """Code of libraries that loading is the first to use counts as weights: some 20 to 30 MB."""
     command = [sys.executable, "-c", _MEASURED_LOAD, str(smollm2), kernels]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak, measured, weights, workspace = json.loads(done.stdout)
     config = open_model_files(smollm2).config
     largest = 2 * config.vocab_size * config.hidden_size
-    assert measured["weights"] == pytest.approx(weights, rel=0.07)
+    assert -(8 << 20) < measured["weights"] - weights < 48 << 20
     assert measured["workspace"] < workspace
     assert peak < measured["runtime"] + weights + largest + (32 << 20)
 

@@ -20,10 +20,11 @@ async def test_an_expired_request_is_an_error_and_never_a_short_answer(tiny_mode
     """I01: 504, DEADLINE_EXCEEDED, or, once the first token is out, an error event without [DONE]."""
     async with front_door(tiny_model) as door:
         door.shut(gate)
-        answer = await door.ask(api, PROMPT, max_tokens=5, deadline_s=0.3)
+        first_token_out = gate in ("transfer", "decode")
+        deadline_s = 1.0 if first_token_out else 0.3  # the token must be out by then, whatever the machine does
+        answer = await door.ask(api, PROMPT, max_tokens=5, deadline_s=deadline_s)
         assert answer.error == "deadline_exceeded"
         assert answer.finish_reasons == {}
-        first_token_out = gate in ("transfer", "decode")
         if api == "http" or (api == "sse" and not first_token_out):
             assert answer.status == 504
         elif api == "sse":
@@ -36,7 +37,7 @@ async def test_an_expired_request_is_an_error_and_never_a_short_answer(tiny_mode
         await door.until_idle()
         assert door.prefill.num_prefill_tokens == computed == (len(PROMPT) if first_token_out else 0)
         contexts = door.prefill.contexts + door.decode.contexts
-        assert all(0 < context.deadline_remaining_ms <= 300 for context in contexts)
+        assert all(0 < context.deadline_remaining_ms <= 1000 * deadline_s for context in contexts)
 
 
 @pytest.mark.parametrize("api", APIS)
