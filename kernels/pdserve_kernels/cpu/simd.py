@@ -329,11 +329,6 @@ def store_int64(b, where, value):
     write(b, where, value, 8)
 
 
-@operation(types.void, address)
-def prefetch(b, where):
-    prefetch_line(b, where, 3)
-
-
 @operation(types.int64, address)
 def take_ticket(b, where):
     """Adds one to the int64 at an address, atomically; what it was before."""

@@ -49,7 +49,7 @@ def prepare_kernels(config: ModelConfig, options: ModelOptions) -> None:
     folder, begin_s = cache_folder(), time.monotonic()
     is_compiled = any(folder.glob(f"*/{_LAST_COMPILED}"))
     if not is_compiled:
-        _LOG.info("compiling kernels for this processor: about half a minute, once (kept in %s)", folder)
+        _LOG.info("compiling kernels for this processor: about half a minute, once if %s can be written", folder)
     importlib.import_module("pdserve_kernels.cpu.program")
     if not is_compiled:
         _LOG.info("kernels compiled in %.0f s", time.monotonic() - begin_s)
