@@ -316,6 +316,7 @@ async def test_a_remote_prompt_waiting_on_a_colocated_worker_gets_blocks_that_de
     colocated, decode = await BenchWorker("colocated", num_blocks=16).start(), await BenchWorker("decode").start()
     local, remote = Coordinator(colocated, colocated), Coordinator(colocated, decode, incarnation=8)
     try:
+        await local.connected()
         await local.reserve(100, 60)  # 15 of 16 blocks
         await remote.submit(1, prompt_of(19))
         await until(lambda: colocated.worker.services[1].num_requests == 1)

@@ -66,15 +66,18 @@ def test_torch_weights_are_predicted_exactly(tmp_path, family, dtype, tied):
 _MEASURED_LOAD = """
 import json, sys
 from pathlib import Path
-from pdserve.engine.loading import EngineConfig, load_engine
+from pdserve.engine import loading
 from pdserve.engine.memory import MemoryLimits
 
-config = EngineConfig(Path(sys.argv[1]), "real", memory=MemoryLimits(num_blocks=4), kernels=sys.argv[2])
-loaded = load_engine(config)
-lines = Path("/proc/self/status").read_text().splitlines()
-peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+loading.resident_bytes = lambda device: status("RssAnon")
+limits = MemoryLimits(num_blocks=4)
+loaded = loading.load_engine(loading.EngineConfig(Path(sys.argv[1]), "real", memory=limits, kernels=sys.argv[2]))
 needs = loaded.plan.needs
-print(json.dumps([peak, dict(loaded.measured), needs.weights, needs.workspace]))
+print(json.dumps([status("VmHWM") - status("RssFile"), dict(loaded.measured), needs.weights, needs.workspace]))
 """
 
 
@@ -82,13 +85,13 @@ print(json.dumps([peak, dict(loaded.measured), needs.weights, needs.workspace]))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_real_models_memory_is_as_predicted_and_its_peak_bounded(smollm2, kernels):
-    """Code of libraries that loading is the first to use counts as weights: some 20 to 30 MB."""
+    """Without the pages of libraries: how many of them are mapped is up to the kernel and its file cache."""
     command = [sys.executable, "-c", _MEASURED_LOAD, str(smollm2), kernels]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak, measured, weights, workspace = json.loads(done.stdout)
     config = open_model_files(smollm2).config
     largest = 2 * config.vocab_size * config.hidden_size
-    assert -(8 << 20) < measured["weights"] - weights < 48 << 20
+    assert -(8 << 20) < measured["weights"] - weights < 16 << 20
     assert measured["workspace"] < workspace
     assert peak < measured["runtime"] + weights + largest + (32 << 20)
 

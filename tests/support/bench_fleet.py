@@ -17,7 +17,7 @@ async def fleet(
         await worker.start()
     coordinator = Coordinator(workers[0], workers[-1])
     try:
-        yield coordinator
+        yield await coordinator.connected()
         for worker in workers:
             await worker.until_empty()
     finally:

@@ -272,6 +272,13 @@ class Coordinator:
             cache_salt=self.cache_salt,
         )
 
+    async def connected(self) -> "Coordinator":
+        """Both streams are open on the workers: what happens from now on is told to them."""
+        for service in (self.prefill.worker.services[0], self.decode.worker.services[-1]):
+            streams = cast(Any, service)._outputs._streams
+            await until(lambda open_streams=streams: self.incarnation in open_streams)
+        return self
+
     async def reserve(self, number: int, num_tokens: int, prompt: Seq[int] = ()) -> worker_pb2.ReserveResponse:
         request = worker_pb2.ReserveRequest(
             context=self.context(number), num_tokens_max=num_tokens, num_tokens_expected=num_tokens, token_ids=prompt
