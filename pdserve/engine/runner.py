@@ -32,13 +32,14 @@ class ModelRunner:
             return []
         spans = _Spans(chunks)
         self._check(chunks, spans)
-        self._model.forward(self._step_input(chunks, spans), self._paged_kv.pool)
+        logits = self._model.forward(self._step_input(chunks, spans), self._paged_kv.pool)
+        sequences = [chunk.sequence for chunk in chunks if chunk.sample]
+        sampled = iter(sample_rows(logits, sequences, self._eos_token_ids) if sequences else [])
         scores = {
             index: self._score_prompt(chunk, int(spans.starts[index]))
             for index, chunk in enumerate(chunks)
             if chunk.sequence.sampling.num_prompt_logprobs is not None
         }
-        sampled = iter(self._sample(chunks, spans))
         results = [ChunkResult(next(sampled) if chunk.sample else None) for chunk in chunks]
         for index, scored in scores.items():
             results[index] = (
@@ -86,16 +87,14 @@ class ModelRunner:
         tables = [chunk.sequence.block_table for chunk in chunks]
         for chunk, table in zip(chunks, tables, strict=True):
             table.follow(chunk.sequence.block_ids)
-        return StepInput(token_ids.astype(np.int32), spans.positions(), spans.query_lens, spans.context_lens, tables)
-
-    def _sample(self, chunks: Seq[Chunk], spans: "_Spans") -> list[Sampled]:
-        """Of the chunks that sample, in their order."""
-        sequences = [chunk.sequence for chunk in chunks if chunk.sample]
-        if not sequences:
-            return []
-        ends = spans.starts + spans.query_lens
-        rows = ends - 1 if len(sequences) == len(chunks) else ends[[chunk.sample for chunk in chunks]] - 1
-        return sample_rows(self._model.logits(rows), sequences, self._eos_token_ids)
+        return StepInput(
+            token_ids.astype(np.int32),
+            spans.positions(),
+            spans.query_lens,
+            spans.context_lens,
+            tables,
+            spans.last_rows([chunk.sample for chunk in chunks]),
+        )
 
     def _score_prompt(self, chunk: Chunk, start: int) -> list[TokenLogprobs] | None:
         """Logprobs of the prompt tokens that follow the chunk's rows; None if a logit is no number."""
@@ -132,6 +131,11 @@ class _Spans:
             return self.context_lens - np.int32(1)
         offsets = np.repeat(np.array(self._firsts, dtype=np.int32) - self.starts, self.query_lens)
         return offsets + np.arange(self._num_rows, dtype=np.int32)
+
+    def last_rows(self, chosen: list[bool]) -> Int32s:
+        """Of the chosen chunks."""
+        ends = self.starts + self.query_lens - np.int32(1)
+        return ends if all(chosen) else ends[chosen]
 
     def token_ids(self, chunks: Seq[Chunk]) -> NDArray[np.int64]:
         if self._num_rows == len(chunks):

@@ -68,7 +68,7 @@ class PagedModel:
         ids, positions, lens, ends = (
             np.array(values, dtype=np.int32) for values in (token_ids, range(start, start + num), [num], [start + num])
         )
-        self.model.forward(StepInput(ids, positions, lens, ends, [self.table]), self.pool)
+        self.model.forward(StepInput(ids, positions, lens, ends, [self.table], ids[:0]), self.pool)
         return torch.from_numpy(self.model.logits(np.arange(num, dtype=np.int32)).copy())
 
 

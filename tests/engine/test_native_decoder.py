@@ -1,5 +1,6 @@
 """The compiled decoder beside torch's on odd shapes, and after whatever may have gone before."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,10 +162,18 @@ def test_a_sequence_whose_blocks_are_replaced_by_others(tiny):
     assert_steps_right(engine, tiny, (sequence, 1), (other, 1))
 
 
-def step_input(token_ids: list[int], positions: list[int], query_lens: list[int], tables: list[BlockTable]):
-    ids, positions_, lens = (np.array(values, dtype=np.int32) for values in (token_ids, positions, query_lens))
+def step_input(
+    token_ids: list[int],
+    positions: list[int],
+    query_lens: list[int],
+    tables: list[BlockTable],
+    sample_rows: Seq[int] = (),
+):
+    ids, positions_, lens, samples = (
+        np.array(values, dtype=np.int32) for values in (token_ids, positions, query_lens, sample_rows)
+    )
     ends = positions_[np.cumsum(lens) - 1] + 1 if len(lens) else lens
-    return StepInput(ids, positions_, lens, ends.astype(np.int32), tables)
+    return StepInput(ids, positions_, lens, ends.astype(np.int32), tables, samples)
 
 
 def some_table(*block_ids: int) -> BlockTable:
@@ -191,14 +200,18 @@ def test_more_rows_than_there_is_room_for_are_refused_and_nothing_is_written(sma
             model.forward(step, pool)
         assert (pool == 0).all()
     with pytest.raises(RuntimeError, match="4 rows of logits, at most 3"):
+        model.forward(step_input([5] * 4, list(range(4)), [4], [some_table(1)], [0, 1, 2, 3]), pool)
+    assert (pool == 0).all()
+    with pytest.raises(RuntimeError, match="4 rows of logits, at most 3"):
         model.logits(np.zeros(4, dtype=np.int32))
 
 
 def test_as_many_rows_as_there_is_room_for_are_computed(small):
     model, pool = small
-    model.forward(step_input(prompt(8), list(range(8)), [8], [some_table(2)]), pool)
+    logits = model.forward(step_input(prompt(8), list(range(8)), [8], [some_table(2)], [0, 3, 7]), pool).copy()
     assert (pool[2] != 0).any()
-    assert np.isfinite(model.logits(np.int32([0, 3, 7]))).all()
+    assert np.isfinite(logits).all()
+    np.testing.assert_array_equal(model.logits(np.int32([0, 3, 7])), logits)
 
 
 def test_a_step_without_rows_writes_nothing_and_the_next_is_as_ever(small):

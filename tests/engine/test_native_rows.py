@@ -33,7 +33,7 @@ def step_of(lens: list[int]) -> StepInput:
     ends = 1000 + np.arange(len(lens), dtype=np.int32)
     positions = np.concatenate([np.arange(end - n, end) for end, n in zip(ends, lens, strict=True)])
     tables = [BlockTable() for _ in lens]
-    return StepInput(np.zeros(sum(lens), np.int32), positions.astype(np.int32), query_lens, ends, tables)
+    return StepInput(np.zeros(sum(lens), np.int32), positions.astype(np.int32), query_lens, ends, tables, ends[:0])
 
 
 def assert_covers(rows: NativeRows, job: np.void, config: ModelConfig, lens: list[int]) -> None:

@@ -15,7 +15,7 @@ from pdserve.core.model_info import KvLayout
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.model.choice import KernelChoice, ModelOptions, empty_model
-from pdserve.engine.model.interface import Model
+from pdserve.engine.model.interface import Model, StepInput
 from pdserve.engine.paged_kv import TORCH_DTYPES, PagedKv
 from pdserve.engine.runner import ModelRunner
 from pdserve.engine.sequence import Chunk, ChunkResult, Sequence
@@ -37,11 +37,18 @@ class SpyModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def logits(self, rows: np.ndarray) -> np.ndarray:
-        self.last = self.model.logits(rows).copy()
-        self.alter(self.last, rows.tolist())
-        self.num_rows.append(len(rows))
+    def forward(self, step: StepInput, kv_pool: torch.Tensor) -> np.ndarray:
+        self.last = self._altered(self.model.forward(step, kv_pool), step.sample_rows)
         return self.last
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        return self._altered(self.model.logits(rows), rows)
+
+    def _altered(self, logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        altered = logits.copy()
+        self.alter(altered, rows.tolist())
+        self.num_rows.append(len(rows))
+        return altered
 
 
 @dataclass

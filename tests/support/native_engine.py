@@ -40,7 +40,7 @@ def use_threads(model: NativeDecoderModel, threads: int) -> None:
     """From now on; at most as many as it was made with."""
     team, job = make_team(threads), model._job[0]
     model._team = team
-    for name in ("num_threads", "barrier", "thread_number", "thread_count"):
+    for name in ("num_threads", "give_way", "thread_number", "thread_count"):
         job[name] = getattr(team, name)
 
 

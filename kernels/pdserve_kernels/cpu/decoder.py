@@ -10,11 +10,11 @@ from numba import carray, cfunc, njit, types  # type: ignore[attr-defined]
 from pdserve_kernels.cpu.compiled import CFUNC, JIT, signature
 from pdserve_kernels.cpu.gemm import ADD, GATE_SILU, STORE
 from pdserve_kernels.cpu.job import JOB, LAYER, UNIT
+from pdserve_kernels.cpu.meeting import meet
 from pdserve_kernels.cpu.rows import add_row, embed_row, norm_row, place_of, rotate_head, write_key, write_value
 from pdserve_kernels.cpu.simd import (
     LANES,
     call_by_address,
-    call_function,
     call_int_function,
     cycles,
     load_int32,
@@ -34,7 +34,7 @@ call_attend = call_by_address(signature("iiiiiiiiiiiiiiiidiii"))
 @njit(**JIT)
 def _meet(job):
     if job.num_threads > 1:
-        call_function(job.barrier)
+        meet(job.meeting, job.num_threads, job.give_way)
 
 
 @njit(**JIT)
@@ -231,10 +231,14 @@ def _enter(job):
 
 
 @cfunc(types.void(types.voidptr), **CFUNC)
-def run_layers(where):
-    """One step of all layers: `where` is a JOB's address. For every thread of the team."""
+def run_step(where):
+    """One step of all layers, then `sample_logits`, if any are wanted: `where` is a JOB's address. For every thread of
+    the team."""
     job = carray(where, 1, JOB)[0]
-    _run_layers(job, carray(pointer(job.layers), job.num_layers, LAYER), _enter(job))
+    thread = _enter(job)
+    _run_layers(job, carray(pointer(job.layers), job.num_layers, LAYER), thread)
+    if job.num_samples > 0:
+        _sample_logits(job, thread)
 
 
 @cfunc(types.void(types.voidptr), **CFUNC)

@@ -22,8 +22,8 @@ _MODEL = (
 _PAGES = "pool block_bytes layer_bytes block_size"
 _STEP = "num_rows token_ids positions row_sequences row_is_last tables num_units units"
 _LOGITS = "num_samples sample_rows logits"
-_BUFFERS = "residual x x_stride qkv delta gated tickets scratch scratch_stride"
-_FUNCTIONS = "gemm attend num_threads barrier thread_number thread_count"
+_BUFFERS = "residual x x_stride qkv delta gated tickets meeting scratch scratch_stride"
+_FUNCTIONS = "gemm attend num_threads give_way thread_number thread_count"
 _PROFILE = "cycles_gemm cycles_attention cycles_other"
 _FACTORS = "embedding_scale eps attention_scale"
 

@@ -6,7 +6,7 @@ from pdserve_kernels.cpu.simd import HAS_BF16_DOT
 
 __all__ = ["ATTEND", "GEMM", "HAS_BF16_DOT", "LOGITS", "NUM_FUNCTIONS", "STEP", "kv_inner_order"]
 
-STEP = int(decoder.run_layers.address or 0)
+STEP = int(decoder.run_step.address or 0)
 LOGITS = int(decoder.sample_logits.address or 0)
 GEMM = int(gemm.gemm.address or 0)
 ATTEND = int(attention.attend_unit.address or 0)

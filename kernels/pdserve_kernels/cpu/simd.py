@@ -331,8 +331,24 @@ def store_int64(b, where, value):
 
 @operation(types.int64, address)
 def take_ticket(b, where):
-    """Adds one to the int64 at an address, atomically; what it was before."""
-    return b.atomic_rmw("add", b.inttoptr(where, I64.as_pointer()), ir.Constant(I64, 1), "monotonic")
+    """Adds one to the int64 at an address, atomically; what it was before. A release and an acquire."""
+    return b.atomic_rmw("add", b.inttoptr(where, I64.as_pointer()), ir.Constant(I64, 1), "acq_rel")
+
+
+@operation(types.int64, address)
+def load_int64_acquire(b, where):
+    return b.load_atomic(b.inttoptr(where, I64.as_pointer()), "acquire", 8)
+
+
+@operation(types.void, address, types.int64)
+def store_int64_release(b, where, value):
+    b.store_atomic(value, b.inttoptr(where, I64.as_pointer()), "release", 8)
+
+
+@operation(types.void)
+def spin_pause(b):
+    """Tells the processor that this is a loop that waits."""
+    call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
 
 
 @operation(types.int64)

@@ -18,10 +18,11 @@ class Team:
     """`run` calls a C function `void (void *)` on all threads. Addresses are for kernels; 0 with one thread.
 
     `num_threads` is the most that come: OpenMP may grant fewer (OMP_THREAD_LIMIT, OMP_DYNAMIC), so a kernel asks.
+    `give_way`: see `meeting.meet`.
     """
 
     num_threads: int
-    barrier: int = 0
+    give_way: int = 0
     thread_number: int = 0
     thread_count: int = 0
     parallel: int = 0
@@ -44,9 +45,9 @@ def make_team(num_threads: int) -> Team:
     if path is None:
         return Team(1)
     library = ctypes.CDLL(path)
-    names = ("GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads", "GOMP_parallel")
-    addresses = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names)
-    return Team(num_threads, *addresses)
+    names = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_parallel")
+    functions = [ctypes.CDLL(None).sched_yield, *(getattr(library, name) for name in names)]
+    return Team(num_threads, *(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
 
 
 def _openmp_library() -> str | None:

@@ -94,7 +94,7 @@ class DecoderModel:
         self._logits = self._kernels.logits(self._parameters.head)
 
     @torch.inference_mode()
-    def forward(self, step: StepInput, kv_pool: Tensor) -> None:
+    def forward(self, step: StepInput, kv_pool: Tensor) -> NDArray[np.float32]:
         if not self._ops:
             raise RuntimeError("forward before freeze")
         token_ids, positions = self._padded(step.token_ids), self._padded(step.positions)
@@ -108,14 +108,18 @@ class DecoderModel:
             residual += self._norm_if(attended, layer.attention_out_norm)
             gate_up = ops.gate_up(self._norm(residual, layer.mlp_norm).to(self._dtype))
             residual += self._norm_if(ops.down(self._gate(gate_up)), layer.down_norm)
+        self._hidden = residual
+        logits = self.logits(step.sample_rows)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self._hidden = residual
+        return logits
 
     @torch.inference_mode()
     def logits(self, rows: Int32s) -> NDArray[np.float32]:
         if self._logits is None or self._hidden is None:
             raise RuntimeError("logits before forward")
+        if len(rows) == 0:
+            return np.zeros((0, self._config.vocab_size), dtype=np.float32)
         hidden = self._hidden[self._padded(rows)]
         logits = self._logits(self._norm(hidden, self._parameters.final_norm))
         found: NDArray[np.float32] = logits[: len(rows)].cpu().numpy()

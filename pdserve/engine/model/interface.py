@@ -20,8 +20,8 @@ class StepInput:
     """The chunks of one step, B of them with N rows in all; chunk i's rows follow chunk i − 1's.
 
     `token_ids` and `positions` [N]. `query_lens[i]` rows end at position `context_lens[i]` − 1 of a sequence whose
-    position p lies in block `block_tables[i].ids[p // block_size]`, slot `p % block_size`. Valid during the call only:
-    the caller reuses the arrays.
+    position p lies in block `block_tables[i].ids[p // block_size]`, slot `p % block_size`. `sample_rows`: those whose
+    logits are wanted.
     """
 
     token_ids: Int32s
@@ -29,6 +29,7 @@ class StepInput:
     query_lens: Int32s
     context_lens: Int32s
     block_tables: Sequence[BlockTable]
+    sample_rows: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,9 @@ class Model(Protocol):
         """All weights are in place: prepare for `forward`."""
         ...
 
-    def forward(self, step: StepInput, kv_pool: Tensor) -> None:
-        """Write all rows' KV, and keep their final hidden states until the next call."""
+    def forward(self, step: StepInput, kv_pool: Tensor) -> NDArray[np.float32]:
+        """Write all rows' KV, keep their final hidden states until the next call, and give `logits(step.sample_rows)`:
+        in one go, as starting threads or kernels anew costs time."""
         ...
 
     def logits(self, rows: Int32s) -> NDArray[np.float32]:

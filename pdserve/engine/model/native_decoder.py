@@ -18,6 +18,7 @@ from pdserve.engine.model.packed_weights import PackedWeights, packed_weight_byt
 from pdserve.engine.model.parameters import DecoderParameters
 from pdserve_kernels.cpu.attention import ARITHMETIC_DOT, ARITHMETIC_PAIRS
 from pdserve_kernels.cpu.job import JOB
+from pdserve_kernels.cpu.meeting import MEETING_BYTES
 from pdserve_kernels.cpu.program import ATTEND, GEMM, HAS_BF16_DOT, LOGITS, STEP, kv_inner_order
 from pdserve_kernels.cpu.team import Team
 from pdserve_kernels.cpu.ticks import ticks_per_second
@@ -94,11 +95,11 @@ class NativeDecoderModel:
         self._weights = PackedWeights(self._config, parameters, self._job[0])
         self._set_buffers()
 
-    def forward(self, step: StepInput, kv_pool: Tensor) -> None:
+    def forward(self, step: StepInput, kv_pool: Tensor) -> NDArray[np.float32]:
         if self._parameters is not None:
             raise RuntimeError("forward before freeze")
         if len(step.token_ids) == 0:
-            return
+            return self._logits[:0]
         job = self._job[0]
         num_blocks, num_layers = kv_pool.shape[:2]
         job["pool"] = kv_pool.data_ptr()
@@ -106,23 +107,25 @@ class NativeDecoderModel:
         job["layer_bytes"] = kv_pool.nbytes // num_blocks // num_layers
         job["block_size"] = kv_pool.shape[4]
         self._rows.lay_out(step, job)
-        self._team.run(STEP, self._job.ctypes.data)
+        return self._run(STEP, step.sample_rows)
 
     def logits(self, rows: Int32s) -> NDArray[np.float32]:
         if self._parameters is not None:
             raise RuntimeError("logits before freeze")
-        job = self._job[0]
-        if len(rows) > self._limits.max_samples:
-            raise RuntimeError(f"{len(rows)} rows of logits, at most {self._limits.max_samples} at once")
-        sample_rows = np.ascontiguousarray(rows, dtype=np.int32)
-        job["num_samples"] = len(sample_rows)
-        job["sample_rows"] = sample_rows.ctypes.data
-        self._team.run(LOGITS, self._job.ctypes.data)
-        return self._logits[: len(rows)]
+        return self._run(LOGITS, rows)
 
     def profile(self) -> Profile:
         job, rate = self._job[0], ticks_per_second()
         return Profile(*(float(job[f"cycles_{name}"]) / rate for name in ("gemm", "attention", "other")))
+
+    def _run(self, function: int, rows: Int32s) -> NDArray[np.float32]:
+        """With the logits of `rows`."""
+        if len(rows) > self._limits.max_samples:
+            raise RuntimeError(f"{len(rows)} rows of logits, at most {self._limits.max_samples} at once")
+        job, sample_rows = self._job[0], np.ascontiguousarray(rows, dtype=np.int32)
+        job["num_samples"], job["sample_rows"] = len(sample_rows), sample_rows.ctypes.data
+        self._team.run(function, self._job.ctypes.data)
+        return self._logits[: len(rows)]
 
     # --- once -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class NativeDecoderModel:
         job["embedding_scale"], job["eps"] = config.embedding_scale, config.rms_norm_eps
         job["attention_scale"] = config.attention_scale
         job["gemm"], job["attend"], job["num_threads"] = GEMM, ATTEND, self._team.num_threads
-        for name in ("barrier", "thread_number", "thread_count"):
+        for name in ("give_way", "thread_number", "thread_count"):
             job[name] = getattr(self._team, name)
 
     def _set_buffers(self) -> None:
@@ -164,6 +167,7 @@ class NativeDecoderModel:
             "delta": rows * 4 * config.hidden_size if config.sandwich_norms else 0,
             "gated": rows * 4 * _whole_vectors(config.intermediate_size),
             "tickets": 8 * config.num_layers,
+            "meeting": MEETING_BYTES,
             "scratch": self._team.num_threads * self._rows.scratch_bytes,
         }
         return {name: aligned(size) + _SLACK_BYTES for name, size in sizes.items()}
