@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 
 from pdserve_kernels.cpu.attention import attend_unit
-from pdserve_kernels.cpu.decoder import run_layers, sample_logits
+from pdserve_kernels.cpu.decoder import run_step, sample_logits
 from pdserve_kernels.cpu.gemm import gemm
 from pdserve_kernels.cpu.simd import HAS_BF16_DOT
 
-KERNELS = {"gemm": gemm, "attend_unit": attend_unit, "run_layers": run_layers, "sample_logits": sample_logits}
+KERNELS = {"gemm": gemm, "attend_unit": attend_unit, "run_step": run_step, "sample_logits": sample_logits}
 _INSTRUCTION = re.compile(r"^\t(v?\w+)\t(.*)$", re.MULTILINE)
 _SYMBOL = re.compile(r"\$([A-Za-z_]\w*)|(?:callq?|jmpq?)\t([A-Za-z_]\w*)")
 
@@ -34,7 +34,7 @@ def count(text: str, mnemonic: str) -> Counter[str]:
     return widths
 
 
-@pytest.mark.parametrize(("kernel", "at_least"), [("gemm", 200), ("attend_unit", 800), ("run_layers", 4)])
+@pytest.mark.parametrize(("kernel", "at_least"), [("gemm", 200), ("attend_unit", 800), ("run_step", 4)])
 def test_multiply_adds_are_as_wide_as_registers(assembly, kernel, at_least):
     found = count(assembly[kernel], "vfmadd")
     assert found["zmm"] >= at_least
