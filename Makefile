@@ -37,7 +37,7 @@ $(VENV)/bin/python:
 
 $(DEPS): pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(RUN) pip install --upgrade 'pip>=25.1'
-	$(RUN) pip install $(PIP_ARGS) --constraint constraints.txt --group dev --editable .
+	$(RUN) pip install $(PIP_ARGS) --constraint constraints.txt --group dev --editable '.[bench]'
 	@touch $@
 
 $(MODEL): | $(DEPS)

@@ -1,0 +1,1 @@
+"""From records to figures. Pure: sends nothing, reads no clock."""
