@@ -45,6 +45,8 @@ class SpyModel:
         return self._altered(self.model.logits(rows), rows)
 
     def _altered(self, logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        if len(rows) == 0:
+            return logits
         altered = logits.copy()
         self.alter(altered, rows.tolist())
         self.num_rows.append(len(rows))
