@@ -102,6 +102,19 @@ class Generation:
         """So far, of all choices, up to and including the token that completed a stop string."""
         return sum(output.text.num_tokens for output in self._outputs)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts, each counted once: what no choice had to compute, as far as its choices have begun.
+
+        That one choice finds what another of the same request has just computed is not counted.
+        """
+        least: dict[int, int] = {}
+        for index, output in enumerate(self._outputs):
+            if output.text.num_tokens:
+                prompt, cached = index // self.choices_per_prompt, self._num_cached_tokens[index]
+                least[prompt] = min(cached, least.get(prompt, cached))
+        return sum(least.values())
+
     def __aiter__(self) -> "Generation":
         return self
 

@@ -15,7 +15,7 @@ from coordinator.generation.inputs import GenerationInput
 from coordinator.generation.served_model import TextModel
 from coordinator.http_api import openapi
 from coordinator.http_api.answers import ModelAnswer, ModelListAnswer
-from coordinator.http_api.bodies import CompletionBody, GenerationBody, completion_input
+from coordinator.http_api.bodies import CompletionBody, GenerationBody, StreamOptions, completion_input
 from coordinator.http_api.chat_answers import ChatAnswer, ChatChunk
 from coordinator.http_api.chat_body import ChatBody, chat_input
 from coordinator.http_api.chat_format import ChatFormat
@@ -149,7 +149,7 @@ async def _answer(
 ) -> Response:
     opening = generator.generate(wanted)
     if body.stream:
-        return EventStream(opening, make_format, body.include_usage, generator.clock)
+        return EventStream(opening, make_format, body.stream_options or StreamOptions(), generator.clock)
     try:
         content = await until_disconnect(request.receive, whole_answer(opening, make_format))
     except ClientGone:

@@ -32,9 +32,16 @@ MAX_PROMPTS = 1024
 
 
 class StreamOptions(BaseModel):
+    """`continuous_usage_stats`, vLLM's: usage so far in every chunk; without `include_usage` it does nothing."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    include_usage: StrictBool = False
+    include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None
+
+    @property
+    def usage_in_every_chunk(self) -> bool:
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 class GenerationBody(BaseModel):
@@ -62,10 +69,6 @@ class GenerationBody(BaseModel):
     ignore_eos: Flag = None
     cache_salt: StrictStr | None = None
     add_special_tokens: StrictBool | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> SamplingInput:
         return SamplingInput(

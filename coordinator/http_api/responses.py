@@ -9,12 +9,12 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.generation.generation import ChoiceEnd, Generation
-from coordinator.http_api.answers import Answer
+from coordinator.generation.generation import Generation
+from coordinator.http_api.bodies import StreamOptions
 from coordinator.http_api.chat_answers import ChatAnswer
 from coordinator.http_api.completion_answers import CompletionAnswer
 from coordinator.http_api.errors import error_body, error_response, to_json
-from coordinator.http_api.formats import AnswerFormat, Totals
+from coordinator.http_api.formats import AnswerFormat, Chunk, Totals
 from pdserve.core.errors import ErrorReason, PdserveError
 
 DONE = b"data: [DONE]\n\n"
@@ -58,8 +58,7 @@ async def whole_answer(opening: OpenGeneration, make_format: MakeFormat) -> str:
         totals = Totals(generation)
         async for event in generation:
             answers.add(event)
-            if isinstance(event, ChoiceEnd):
-                totals.add(event)
+            totals.add(event)
         return await _to_json(answers.whole(totals.answer()))
 
 
@@ -71,13 +70,13 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, opening: OpenGeneration, make_format: MakeFormat, include_usage: bool, clock: Callable[[], float]
+        self, opening: OpenGeneration, make_format: MakeFormat, options: StreamOptions, clock: Callable[[], float]
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._opening = opening
         self._make_format = make_format
-        self._include_usage = include_usage
+        self._options = options
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,15 +110,20 @@ class EventStream(Response):
         answers = self._make_format(generation)
         totals = Totals(generation)
         introduced: set[int] = set()
+
+        async def say(chunk: Chunk | None) -> None:
+            if chunk is not None and self._options.usage_in_every_chunk:
+                chunk = chunk.model_copy(update={"usage": totals.answer()})
+            await events.chunk(chunk)
+
         async for event in generation:
             if event.choice not in introduced:
                 introduced.add(event.choice)
-                await events.answer(answers.first_chunk(event.choice))
-            if isinstance(event, ChoiceEnd):
-                totals.add(event)
-            await events.answer(answers.chunk(event))
-        if self._include_usage:
-            await events.answer(answers.usage_chunk(totals.answer()))
+                await say(answers.first_chunk(event.choice))
+            totals.add(event)
+            await say(answers.chunk(event))
+        if self._options.include_usage:
+            await events.chunk(answers.usage_chunk(totals.answer()))
         await events.last(DONE)
 
 
@@ -131,10 +135,10 @@ class _EventSender:
         self._raw_headers = raw_headers
         self.started = False
 
-    async def answer(self, answer: Answer | None) -> None:
+    async def chunk(self, chunk: Chunk | None) -> None:
         await self._start()
-        if answer is not None:
-            body = _event(answer.to_json().encode())
+        if chunk is not None:
+            body = _event(chunk.to_json().encode())
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def last(self, body: bytes) -> None:

@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
-from pdserve.cli import console
+from pdserve.cli import bench_compare, bench_serve, console
 from pdserve.cli.serve import ConfigOption, DtypeOption, ModelOption, SetOption
 from pdserve_bench.engine.plan import PRECISIONS, Precision, Workload, plan_tasks
 from pdserve_bench.report import targets_table, write_result
 
 bench_app = typer.Typer(help="Measurements, each beside its limit.", no_args_is_help=True)
+bench_app.command()(bench_serve.serve)
+bench_app.command()(bench_serve.capacity)
+bench_app.command()(bench_compare.compare)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result there.")]
 

@@ -114,7 +114,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds per phase, as the coordinator saw them; TTFT = queue + reserve + prefill."""
+    """Seconds per phase, as the coordinator saw them; TTFT = queue + reserve + prefill.
+
+    The first token is sent from prefill, so exposed transfer is part of the first inter-token latency, never of TTFT.
+    """
 
     queue_s: float
     reserve_s: float

@@ -70,6 +70,25 @@ async def _stream_without_usage(context: Context) -> None:
     assert sorted(ends) == [0, 1]
 
 
+@behaviour("a stream with `continuous_usage_stats`: the usage so far in every chunk")
+async def _stream_with_usage(context: Context) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for method, arguments in (("completions.create", SHORT), ("chat.completions.create", {**CHAT, "max_tokens": 5})):
+        stream = await context.side.call(method, **arguments, stream=True, stream_options=options)
+        *chunks, last = await context.side.items(stream)
+        for chunk in (*chunks, last):
+            check_types(chunk)
+            assert chunk.usage.prompt_tokens == last.usage.prompt_tokens
+            assert chunk.usage.total_tokens == chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+        letters, shown = 0, []
+        for chunk in chunks:  # each letter is a token
+            (choice,) = chunk.choices
+            letters += len((choice.delta.content or "") if method.startswith("chat") else choice.text)
+            shown.append(letters)
+        assert [chunk.usage.completion_tokens for chunk in chunks] == shown
+        assert (chunks[-1].usage, last.choices, letters) == (last.usage, [], 5)
+
+
 @behaviour("`chat.completions.stream`: events and the final completion")
 async def _stream_helper(context: Context) -> None:
     async with context.side.entered("chat.completions.stream", **CHAT) as stream:

@@ -88,7 +88,7 @@ class ScriptedStream:
         if self._script.hang:
             await self._cancelled.wait()
             return
-        yield SequenceEnd(self._script.end, SequenceTimings())
+        yield SequenceEnd(self._script.end, SequenceTimings(), num_cached_tokens=self._script.num_cached)
 
     def _logprobs(self, token_ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:
         num_top = self.request.sampling.num_logprobs

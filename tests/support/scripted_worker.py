@@ -4,6 +4,7 @@ Gates (set: open) stop it at a phase; failures can be queued; everything that it
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ class ScriptedWorker:
         self.prefilling: dict[SequenceId, asyncio.Task[None]] = {}
         self.decoding: dict[SequenceId, asyncio.Task[None]] = {}
         self.expected: dict[SequenceId, worker_pb2.DecodeSubmit] = {}
-        self.committed: set[SequenceId] = set()
+        self.committed: dict[SequenceId, float] = {}
         self.submits: list[tuple[str, SequenceId]] = []
         self.contexts: list[worker_pb2.RequestContext] = []
         self.reserves: list[worker_pb2.ReserveRequest] = []
@@ -297,19 +298,20 @@ class ScriptedWorker:
         first["prompt_logprobs"] = scripted_logprobs(submit.sampling, "num_prompt_logprobs", len(submit.token_ids) - 1)
         if self.script.num_cached_tokens:
             first["num_cached_tokens"] = self.script.num_cached_tokens.popleft()
+        ended_s = time.monotonic()
         if self.script.first_token.is_set():
             self.emit(PREFILL, sequence_id, **first)
         if finish is None and submit.HasField("target"):
             await self.script.transfer.wait()
-            self._hand_over(sequence_id, submit)
+            self._hand_over(sequence_id, submit, ended_s)
         if not self.script.first_token.is_set():
             await self.script.first_token.wait()
             self.emit(PREFILL, sequence_id, **first)
         self.prefilling.pop(sequence_id, None)
 
-    def _hand_over(self, sequence_id: SequenceId, submit: worker_pb2.PrefillSubmit) -> None:
+    def _hand_over(self, sequence_id: SequenceId, submit: worker_pb2.PrefillSubmit, ended_s: float) -> None:
         peer = self._peers.get(submit.target.worker.worker_id)
-        if peer is not None and peer.commit(sequence_id, submit.target.reservation_id):
+        if peer is not None and peer.commit(sequence_id, submit.target.reservation_id, ended_s):
             self.emit(PREFILL, sequence_id, first_index=1, transferred=True)
         else:
             self.fail(PREFILL, sequence_id, PdserveError(ErrorReason.TRANSFER_FAILED, "no such reservation"))
@@ -338,7 +340,7 @@ class ScriptedWorker:
 
     def _release(self, sequence_id: SequenceId) -> None:
         self.expected.pop(sequence_id, None)
-        self.committed.discard(sequence_id)
+        self.committed.pop(sequence_id, None)
         if self.reservations.pop(sequence_id, None) is not None:
             self._ledger_version += 1
             self.report()
@@ -354,20 +356,24 @@ class ScriptedWorker:
         self.expected[sequence_id] = submit
         self._join(sequence_id)
 
-    def commit(self, sequence_id: SequenceId, reservation_id: int) -> bool:
+    def commit(self, sequence_id: SequenceId, reservation_id: int, prefill_ended_s: float) -> bool:
         reservation = self.reservations.get(sequence_id)
         if reservation is None or reservation.reservation_id != reservation_id:
             return False
-        self.committed.add(sequence_id)
+        self.committed[sequence_id] = prefill_ended_s
         self._join(sequence_id)
         return True
 
     def _join(self, sequence_id: SequenceId) -> None:
         if sequence_id in self.expected and sequence_id in self.committed:
             submit = self.expected.pop(sequence_id)
-            self.decoding[sequence_id] = asyncio.create_task(self._decode(sequence_id, submit))
+            exposed_us = round(1e6 * (time.monotonic() - self.committed[sequence_id]))
+            durations = common_pb2.PhaseDurations(exposed_transfer_us=exposed_us)
+            self.decoding[sequence_id] = asyncio.create_task(self._decode(sequence_id, submit, durations))
 
-    async def _decode(self, sequence_id: SequenceId, submit: worker_pb2.DecodeSubmit) -> None:
+    async def _decode(
+        self, sequence_id: SequenceId, submit: worker_pb2.DecodeSubmit, durations: common_pb2.PhaseDurations
+    ) -> None:
         self.decode_began.set()
         sampling, finish, index = sampling_from_proto(submit.sampling), None, 0
         prompt = tuple(submit.token_ids[: submit.num_prompt_tokens])
@@ -384,9 +390,8 @@ class ScriptedWorker:
                 self.decoding.pop(sequence_id, None)
                 self._release(sequence_id)
             reason, logprobs = finish_reason_to_proto(finish), scripted_logprobs(submit.sampling, "num_logprobs", 1)
-            self.emit(
-                DECODE, sequence_id, first_index=index, token_ids=[token], finish_reason=reason, logprobs=logprobs
-            )
+            output = {"first_index": index, "token_ids": [token], "finish_reason": reason, "logprobs": logprobs}
+            self.emit(DECODE, sequence_id, durations=durations, **output)
         self.decoding.pop(sequence_id, None)
         self._release(sequence_id)
 

@@ -106,14 +106,13 @@ class RequestRecord:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "RequestRecord":
         server = data["server"]
-        return RequestRecord(
-            **{
-                **data,
-                "outcome": Outcome(data["outcome"]),
-                "events": tuple(TokenEvent(at_s, num_tokens) for at_s, num_tokens in data["events"]),
-                "server": None if server is None else ServerTimings(**server),
-            }
-        )
+        fields: dict[str, Any] = {
+            **data,
+            "outcome": Outcome(data["outcome"]),
+            "events": tuple(TokenEvent(at_s, num_tokens) for at_s, num_tokens in data["events"]),
+            "server": None if server is None else ServerTimings(**server),
+        }
+        return RequestRecord(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +162,13 @@ class RunResult:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "RunResult":
-        return RunResult(
-            **{
-                **data,
-                "records": tuple(RequestRecord.from_json(record) for record in data["records"]),
-                "limits": ClientLimits(**data["limits"]),
-                "samples": tuple(ServerSample(**sample) for sample in data["samples"]),
-            }
-        )
+        fields: dict[str, Any] = {
+            **data,
+            "records": tuple(RequestRecord.from_json(record) for record in data["records"]),
+            "limits": ClientLimits(**data["limits"]),
+            "samples": tuple(ServerSample(**sample) for sample in data["samples"]),
+        }
+        return RunResult(**fields)
 
 
 def of_class(records: Sequence[RequestRecord], request_class: str) -> list[RequestRecord]:

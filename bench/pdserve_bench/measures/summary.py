@@ -58,7 +58,8 @@ class Summary:
 
     Counts add up to `offered`. Throughputs, in tokens or requests a second of `duration_s`, count every token that was
     received within it, of failed requests too; prompts count where a first token came. `goodput`: `num_good` ÷
-    `offered`, good being completed, not found wrong, TTFT within the SLO, and the request's own p99 ITL too.
+    `offered`, good being completed (or cancelled by us as planned), not found wrong, TTFT within the SLO, and the
+    request's own p99 ITL too.
     `queue`: by the server's own timings, where it gives any.
     """
 

@@ -4,11 +4,12 @@ Freezing stops the process and all its children with SIGSTOP: an idle server may
 """
 
 import asyncio
+import os
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,14 @@ class Gone(Exception):
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     """How to come by one server: by the command line that starts it; or, where that is empty, by `pid`, the process
-    above all others of a server that runs already."""
+    above all others of a server that runs already. `cores`: a started one and its children keep to them; empty: to the
+    caller's."""
 
     name: str
     command: str
     base_url: str
     pid: int = 0
+    cores: tuple[int, ...] = ()
 
 
 class Server:
@@ -62,11 +65,19 @@ class Server:
 
     def cpu_s(self) -> float:
         """CPU seconds of its processes so far."""
-        return cpu_seconds_of([process.pid for process in _tree(self._pid)])
+        return cpu_seconds_of([process.pid for process in self.processes()])
+
+    def processes(self) -> list[psutil.Process]:
+        """Those there are now, the one above all others first.
+
+        Raises:
+            ServerError: it is gone.
+        """
+        return _tree(self._pid)
 
     def describe(self) -> dict[str, object]:
         """For the record: how it was started, what it says it is, and which cores its processes may use."""
-        cores = sorted({core for process in _tree(self._pid) for core in process.cpu_affinity()})
+        cores = sorted({core for process in self.processes() for core in process.cpu_affinity()})
         shown = {"command": self.spec.command, "base_url": self.spec.base_url, "model": self.endpoint.model}
         return {**shown, "version": _version(self.spec.base_url), "cores": cores}
 
@@ -82,7 +93,7 @@ def running(spec: ServerSpec, log: Path) -> Generator[Server]:
     if not spec.command:
         yield Server(spec, spec.pid, _answering(spec, lambda: None))
         return
-    with log.open("wb") as output:
+    with log.open("wb") as output, pinned(spec.cores):
         process = subprocess.Popen(
             shlex.split(spec.command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
@@ -95,6 +106,24 @@ def running(spec: ServerSpec, log: Path) -> Generator[Server]:
         yield Server(spec, process.pid, _answering(spec, check))
     finally:
         _end(process)
+
+
+@contextmanager
+def pinned(cores: Collection[int]) -> Generator[None]:
+    """This thread, and what it starts meanwhile, keeps to `cores`; empty: nothing changes.
+
+    Raises:
+        ValueError: one of them is not on this machine.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        with suppress(OSError):  # the system drops cores it lacks, and objects only where none is left
+            os.sched_setaffinity(0, cores or before)
+        if missing := set(cores) - os.sched_getaffinity(0):
+            raise ValueError(f"not on this machine, or not for us: cores {', '.join(map(str, sorted(missing)))}")
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def wake(endpoint: Endpoint) -> None:

@@ -1,0 +1,90 @@
+"""A study from beginning to end: the best colocated fleet, the comparison with it, and the answers. Prints nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pdserve.core.model_files import open_model_files
+from pdserve.core.model_files.files import fingerprint
+from pdserve_bench.compare.candidates import Candidate
+from pdserve_bench.compare.comparison import ComparisonResult, Measurement
+from pdserve_bench.compare.fleets import FleetSpec, disaggregated, started
+from pdserve_bench.compare.measure import CompareOptions
+from pdserve_bench.compare.run import compare
+from pdserve_bench.compare.store import Store
+from pdserve_bench.compare.verdict import Setting
+from pdserve_bench.load.generator import Progress, RunOptions
+from pdserve_bench.measures.summary import Summary
+from pdserve_bench.study.explain import Answer, answer
+from pdserve_bench.study.options import StudyOptions
+from pdserve_bench.study.pilot import Pilot, colocated_spec, run_pilot
+from pdserve_bench.study.reference import Reference
+
+_DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """`apart`, by name, against `result.baseline`; `answers` by rising rate."""
+
+    options: StudyOptions
+    pilot: Pilot
+    result: ComparisonResult
+    apart: str
+    fingerprint: str
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Told of what is there as it is there."""
+
+    candidate: Callable[[Candidate, Summary], None]
+    chosen: Callable[[Pilot], None]
+    measurement: Callable[[Measurement], None]
+    progress: Callable[[Progress], None] | None = None
+
+
+def run_study(options: StudyOptions, notes: Notes) -> Study:
+    """From the main thread, outside any event loop.
+
+    Raises:
+        Gone, ServerError: a fleet does not start, or is gone.
+        KeyboardInterrupt: Ctrl-C before the comparison; what was measured is in the folder.
+    """
+    model = fingerprint(open_model_files(options.source), _DTYPE)
+    shared = CompareOptions(
+        run=RunOptions(drain_s=options.drain_s),
+        conditions={"model": model, "num_checked": options.num_checked},
+        on_progress=notes.progress,
+    )
+    pilot = run_pilot(options, shared, notes.candidate)
+    notes.chosen(pilot)
+    together = colocated_spec(pilot.choice.candidate, options)
+    ours = apart_spec(options)
+    with Reference(options.source, _DTYPE) as reference:
+        find_wrong = partial(reference.wrong, count=options.num_checked) if _can_check(options) else None
+        checked = replace(shared, baseline=together.name, find_wrong=find_wrong)
+        with started([together, ours, *options.peers], options.folder / "logs") as fleets:
+            store = Store(options.folder / "runs")
+            result = compare(fleets, options.plans(), options.slo, store, notes.measurement, checked)
+    setting = Setting(options.num_prefill, options.num_decode, options.prefill_chunk, together.name, options.slo)
+    answers = tuple(answer(result, ours.name, setting, rate) for rate in result.rate_factors)
+    return Study(options, pilot, result, ours.name, model, answers)
+
+
+def _can_check(options: StudyOptions) -> bool:
+    """Over HTTP outputs are text, and peers' kernels may take another of two near-tied tokens."""
+    return options.num_checked > 0 and options.protocol == "grpc"
+
+
+def apart_spec(options: StudyOptions) -> FleetSpec:
+    spec = disaggregated(
+        options.num_prefill,
+        options.num_decode,
+        cores=options.cores,
+        num_blocks=options.num_blocks,
+        prefill_chunk=options.prefill_chunk,
+        extra=options.serve_flags,
+    )
+    return replace(spec, protocol=options.protocol)

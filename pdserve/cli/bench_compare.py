@@ -1,0 +1,101 @@
+"""`pdserve bench compare`: prefill and decode apart against the best colocated fleet, on the same cores, in turns."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdserve.cli import console
+from pdserve.cli.bench_serve import SeedOption, need_extra, terminal, wrong_usage
+from pdserve.cli.serve import ConfigOption, ModelOption, SetOption
+
+if TYPE_CHECKING:
+    from pdserve_bench.study.options import MixLoad, TraceLoad
+
+_FOLDER = Path("bench-results") / "compare"
+
+
+def compare(  # noqa: PLR0913 - one parameter is one flag
+    *,
+    model: ModelOption = None,
+    preset: Annotated[str, typer.Option(help="chat, rag, batch-summarise, mixed or burst.")] = "mixed",
+    trace: Annotated[str | None, typer.Option(help="A trace's file or a sample's name, in place of a preset.")] = None,
+    length_factor: Annotated[float, typer.Option(help="Of a trace's lengths.")] = 1.0,
+    rates: Annotated[str, typer.Option(metavar="F,…", help="Factors of the load's own rate.")] = "1,1.75",
+    duration: Annotated[float, typer.Option(help="Seconds of arrivals in each run.")] = 30.0,
+    pilot_duration: Annotated[float, typer.Option(help="The same, where the colocated fleet is chosen.")] = 20.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Of every run.")] = 2,
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens in a step of a prefill worker.")] = 512,
+    chunks: Annotated[str, typer.Option(metavar="N,…", help="Those that colocated fleets try.")] = "32,64,128,256,512",
+    cores: Annotated[str, typer.Option(metavar="N,…", help="For every fleet and the client; default: all.")] = "",
+    num_blocks: Annotated[int, typer.Option(min=2, help="KV blocks of each fleet.")] = 3000,
+    slo_ttft_ms: Annotated[float, typer.Option(min=0, help="TTFT that is accepted.")] = 6000.0,
+    slo_itl_ms: Annotated[float, typer.Option(min=0, help="p99 of a request's ITLs that is accepted.")] = 100.0,
+    check_outputs: Annotated[int, typer.Option(min=0, help="Answers of each run to compare with the engine's.")] = 2,
+    peer: Annotated[str, typer.Option(help="Command line of another server, to be measured beside ours.")] = "",
+    peer_url: Annotated[str, typer.Option(help="Where it answers.")] = "http://127.0.0.1:8100",
+    seed: SeedOption = None,
+    folder: Annotated[Path, typer.Option(help="Keeps every run; a study that was broken off goes on.")] = _FOLDER,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Answer whether to disaggregate: measured in turns on equal cores, with the noise, and why.
+
+    Exit codes: 1 something could not be measured, 2 wrong usage, 130 Ctrl-C.
+    """
+    need_extra()
+    from pdserve.core.model_fetch import resolve_model
+    from pdserve.core.model_files import open_model_files
+    from pdserve.launch.machine import this_machine
+    from pdserve_bench.compare.fleet_specs import FleetSpec
+    from pdserve_bench.measures.summary import Slo
+    from pdserve_bench.peer.client import ServerError
+    from pdserve_bench.peer.server import Gone
+    from pdserve_bench.serve.flags import listed
+    from pdserve_bench.serve.run_flags import new_seed
+    from pdserve_bench.study import command
+    from pdserve_bench.study.options import StudyOptions
+
+    settings = console.settings_from({"model.source": model}, assignments or (), config)
+    source = resolve_model(settings.model.source, settings.cache_dir.expanduser())
+    with wrong_usage():
+        chosen = listed(cores, "--cores", int) if cores else this_machine().cores
+        options = StudyOptions(
+            folder=folder,
+            load=_load(preset, trace, length_factor),
+            source=source,
+            seed=command.kept_seed(folder, new_seed(seed)),
+            cores=tuple(chosen),
+            vocab_size=open_model_files(source).config.vocab_size,
+            rate_factors=tuple(listed(rates, "--rates", float)),
+            duration_s=duration,
+            pilot_s=pilot_duration,
+            num_repeats=repeats,
+            num_prefill=prefill,
+            num_decode=decode,
+            prefill_chunk=prefill_chunk,
+            chunks=tuple(listed(chunks, "--chunks", int)),
+            num_blocks=num_blocks,
+            slo=Slo(slo_ttft_ms / 1e3, slo_itl_ms / 1e3),
+            num_checked=check_outputs,
+            peers=(FleetSpec("peer", peer, peer_url, cores=tuple(chosen)),) if peer else (),
+            serve_flags=("--model", str(source)),
+        )
+        options.plans()
+    try:
+        code = command.run(options, terminal())
+    except (Gone, ServerError, OSError) as error:
+        console.fail(str(error))
+    raise typer.Exit(code)
+
+
+def _load(preset: str, trace: str | None, length_factor: float) -> "MixLoad | TraceLoad":
+    from pdserve_bench.load.presets import preset as preset_of
+    from pdserve_bench.load.traces import read_trace, trace_path
+    from pdserve_bench.study.options import MixLoad, TraceLoad
+
+    if trace is None:
+        return MixLoad(preset_of(preset))
+    return TraceLoad(Path(trace).stem, tuple(read_trace(trace_path(trace))), length_factor)
