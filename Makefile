@@ -13,12 +13,16 @@ MODEL := $(PDSERVE_CACHE_DIR)/models/smollm2-135m-instruct/model.gguf
 PROTOS := $(sort $(wildcard proto/pdserve/v1/*.proto))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check format proto proto-check settings-docs conformance-docs clean
+BENCH_DIR ?= bench-results
+
+.PHONY: help setup serve bench bench-full test test-slow check format proto proto-check settings-docs conformance-docs clean
 
 help:
 	@echo 'make setup      create .venv, install pinned dependencies, fetch the model, compile kernels'
 	@echo 'make serve      set up, then serve: HTTP on 127.0.0.1:8000, gRPC on 127.0.0.1:50051; ARGS="…" are flags'
 	@echo 'make test       set up, then run the tests; PYTEST_ARGS="…" are flags'
+	@echo 'make bench      apart or together? long prompts over running streams, two rates; results in bench-results/'
+	@echo 'make bench-full the same with every chunk, traces, goodput search and capacity: hours, may be broken off'
 	@echo 'make test-slow  set up, then run the slow tests'
 	@echo 'make check      formatting, lint, types, import contracts, generated code'
 	@echo 'make format     format and fix what can be fixed'
@@ -45,6 +49,12 @@ $(MODEL): | $(DEPS)
 
 serve: setup
 	@exec $(RUN) pdserve.cli serve $(ARGS)
+
+bench: setup
+	$(RUN) pdserve.cli bench compare --folder $(BENCH_DIR)/mixed --chunks 64,128,256 $(ARGS)
+
+bench-full: setup
+	bench/full.sh $(BENCH_DIR)/full
 
 test: setup
 	$(RUN) pytest -m 'not slow' $(PYTEST_ARGS)
