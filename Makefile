@@ -51,7 +51,7 @@ serve: setup
 	@exec $(RUN) pdserve.cli serve $(ARGS)
 
 bench: setup
-	$(RUN) pdserve.cli bench compare --folder $(BENCH_DIR)/mixed --chunks 64,128,256 $(ARGS)
+	$(RUN) pdserve.cli bench compare --folder $(BENCH_DIR)/mixed $(ARGS)
 
 bench-full: setup
 	bench/full.sh $(BENCH_DIR)/full

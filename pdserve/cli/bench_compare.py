@@ -23,7 +23,7 @@ def compare(  # noqa: PLR0913 - one parameter is one flag
     length_factor: Annotated[float, typer.Option(help="Of a trace's lengths.")] = 1.0,
     rates: Annotated[str, typer.Option(metavar="F,…", help="Factors of the load's own rate.")] = "1,1.75",
     duration: Annotated[float, typer.Option(help="Seconds of arrivals in each run.")] = 30.0,
-    pilot_duration: Annotated[float, typer.Option(help="The same, where the colocated fleet is chosen.")] = 20.0,
+    pilot_duration: Annotated[float, typer.Option(help="The same, where the colocated fleet is chosen.")] = 15.0,
     repeats: Annotated[int, typer.Option(min=1, help="Of every run.")] = 2,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
