@@ -1,6 +1,8 @@
 """A study as files: a page, JSON, a row for each run, pictures. Measures and judges nothing."""
 
 import csv
+import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +16,7 @@ from pdserve_bench.compare.demand import demand_sentence, demand_table
 from pdserve_bench.compare.document import document, judgements_table, targets
 from pdserve_bench.compare.noise import FIGURES
 from pdserve_bench.compare.schedule import AGAIN
+from pdserve_bench.load.ceiling import MIN_TIMES
 from pdserve_bench.load.records import Outcome
 from pdserve_bench.measures.breakdown import by_class
 from pdserve_bench.measures.summarise import summary_to_json
@@ -23,6 +26,7 @@ from pdserve_bench.pages.png import write_png
 from pdserve_bench.report import targets_table, write_result
 from pdserve_bench.study.explain import Answer, measured
 from pdserve_bench.study.study import Study
+from pdserve_bench.targets import Target
 
 _LONG_PROMPT = 1024
 _SHOWN = ("p99 ITL", "p99 TTFT", "goodput")
@@ -43,6 +47,17 @@ def write_study(study: Study, folder: Path) -> list[Path]:
     return written
 
 
+def study_targets(study: Study) -> list[Target]:
+    """The comparison's, and that the load generator was far from its own limit."""
+    fastest = max((one.summary.output_throughput for one in study.result.measured), default=0.0)
+    found = targets(study.result, study.apart)
+    if fastest > 0:
+        name = "load generator against an instant server / fastest run, output rate"
+        times = study.ceiling.tokens_per_s / fastest
+        found.append(Target(name, "ratio", ">=", times, MIN_TIMES, study.result.foreign_cores))
+    return found
+
+
 def study_document(study: Study) -> dict[str, object]:
     options = study.options
     settings = {
@@ -59,11 +74,22 @@ def study_document(study: Study) -> dict[str, object]:
         {"candidate": str(candidate), **asdict(candidate), "summary": summary_to_json(summary)}
         for candidate, (_, summary) in study.pilot.runs.items()
     ]
+    compared = _portable(document(study.result, settings, study.apart))
     return {
-        **document(study.result, settings, study.apart),
+        **compared,
+        "targets": [target.to_json() for target in study_targets(study)],
+        "client_ceiling": asdict(study.ceiling),
         "colocated": {"why": study.pilot.choice.why, "candidates": pilot},
         "answers": [_answer_json(one) for one in study.answers],
     }
+
+
+def _portable(found: dict[str, object]) -> dict[str, object]:
+    """Commands as anybody would type them: without where this interpreter and this home are."""
+    words = json.dumps(found)
+    for here, anywhere in ((f"{sys.executable} -m pdserve.cli", "pdserve"), (str(Path.home()), "~")):
+        words = words.replace(here, anywhere)
+    return cast(dict[str, object], json.loads(words))
 
 
 def _answer_json(one: Answer) -> dict[str, object]:
@@ -103,7 +129,7 @@ def study_tables(study: Study) -> Iterator[Table]:
     """For a terminal: the judgements, the demand, the targets."""
     yield judgements_table(study.result)
     yield from (demand_table(one.demand) for one in study.answers[-1:] if one.demand)
-    yield targets_table(targets(study.result, study.apart))
+    yield targets_table(study_targets(study))
 
 
 def headlines(study: Study) -> list[str]:
@@ -130,7 +156,7 @@ def _overview(study: Study) -> Section:
         ("figure", "value", "target", "met"),
         tuple(
             (one.name, f"{one.value:.3g} {one.unit}", f"{one.op} {one.target:g}", "yes" if one.met else "no")
-            for one in targets(study.result, study.apart)
+            for one in study_targets(study)
         ),
     )
     goodputs = {label: _goodputs(study, label) for label in _labels(study)}

@@ -13,6 +13,7 @@ from pdserve_bench.compare.measure import CompareOptions
 from pdserve_bench.compare.run import compare
 from pdserve_bench.compare.store import Store
 from pdserve_bench.compare.verdict import Setting
+from pdserve_bench.load.ceiling import Ceiling, own_ceiling
 from pdserve_bench.load.generator import Progress, RunOptions
 from pdserve_bench.measures.summary import Summary
 from pdserve_bench.study.explain import Answer, answer
@@ -25,7 +26,7 @@ _DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """`apart`, by name, against `result.baseline`; `answers` by rising rate."""
+    """`apart`, by name, against `result.baseline`; `answers` by rising rate. `ceiling`: of the load generator."""
 
     options: StudyOptions
     pilot: Pilot
@@ -33,6 +34,7 @@ class Study:
     apart: str
     fingerprint: str
     answers: tuple[Answer, ...]
+    ceiling: Ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def run_study(options: StudyOptions, notes: Notes) -> Study:
         Gone, ServerError: a fleet does not start, or is gone.
         KeyboardInterrupt: Ctrl-C before the comparison; what was measured is in the folder.
     """
+    ceiling = own_ceiling()
     model = fingerprint(open_model_files(options.source), _DTYPE)
     shared = CompareOptions(
         run=RunOptions(drain_s=options.drain_s),
@@ -70,7 +73,7 @@ def run_study(options: StudyOptions, notes: Notes) -> Study:
             result = compare(fleets, options.plans(), options.slo, store, notes.measurement, checked)
     setting = Setting(options.num_prefill, options.num_decode, options.prefill_chunk, together.name, options.slo)
     answers = tuple(answer(result, ours.name, setting, rate) for rate in result.rate_factors)
-    return Study(options, pilot, result, ours.name, model, answers)
+    return Study(options, pilot, result, ours.name, model, answers, ceiling)
 
 
 def _can_check(options: StudyOptions) -> bool:
