@@ -22,7 +22,7 @@ help:
 	@echo 'make serve      set up, then serve: HTTP on 127.0.0.1:8000, gRPC on 127.0.0.1:50051; ARGS="…" are flags'
 	@echo 'make test       set up, then run the tests; PYTEST_ARGS="…" are flags'
 	@echo 'make bench      apart or together? long prompts over running streams, two rates; results in bench-results/'
-	@echo 'make bench-full the same with every chunk, traces, goodput search and capacity: hours, may be broken off'
+	@echo 'make bench-full more rates and repeats, traces, goodput search and capacity: hours, may be broken off'
 	@echo 'make test-slow  set up, then run the slow tests'
 	@echo 'make check      formatting, lint, types, import contracts, generated code'
 	@echo 'make format     format and fix what can be fixed'

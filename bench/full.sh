@@ -6,9 +6,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$1
 mkdir -p "$folder"
+python=.venv/bin/python
+http_port=18000 grpc_port=18001
 server=
 
-pdserve() { .venv/bin/python -m pdserve.cli "$@"; }
+pdserve() { "$python" -m pdserve.cli "$@"; }
 
 stop() {
     if [ -n "$server" ]; then
@@ -19,40 +21,57 @@ stop() {
 }
 trap stop EXIT
 
-# start NAME FLAGS…: a fleet on the default ports, ready to serve
+# start NAME FLAGS…: a fleet of ours, ready to serve
 start() {
     local name=$1
     shift
-    .venv/bin/python -m pdserve.cli serve --set worker.prefix_cache=false "$@" >"$folder/$name.log" 2>&1 &
+    "$python" -m pdserve.cli serve --http-port "$http_port" --grpc-port "$grpc_port" --set worker.prefix_cache=false \
+        "$@" >"$folder/$name.log" 2>&1 &
     server=$!
-    until curl -sf http://127.0.0.1:8000/health >/dev/null; do
-        kill -0 "$server" || { cat "$folder/$name.log" >&2; exit 1; }
+    until kill -0 "$server" 2>/dev/null && curl -sf "http://127.0.0.1:$http_port/health" >/dev/null; do
+        kill -0 "$server" 2>/dev/null || { cat "$folder/$name.log" >&2; exit 1; }
         sleep 0.5
     done
 }
 
-pdserve bench compare --folder "$folder/mixed" --rates 0.5,1,1.5,2 --duration 60 --repeats 3
-# Lengths and rates of the traces are scaled to two cores and a small model: about 60% of what these can do.
-pdserve bench compare --folder "$folder/conversation" --trace "${CONVERSATION:-azure-conv-sample}" \
-    --length-factor 0.25 --rates 0.1,0.2 --duration 120 --repeats 3
-pdserve bench compare --folder "$folder/code" --trace "${CODE:-azure-code-sample}" \
-    --length-factor 0.25 --rates 0.15,0.3 --duration 120 --repeats 3
+# finding NAME COMMAND…: writes NAME.json once it has ended by itself. Exit code 1, nothing found, is a finding too.
+finding() {
+    local name=$1 code=0
+    shift
+    pdserve "$@" --base-url "http://127.0.0.1:$http_port" --address "127.0.0.1:$grpc_port" --protocol grpc \
+        --json "$folder/$name.part" --html "$folder/$name.html" || code=$?
+    [ "$code" -le 1 ] || exit "$code"
+    mv "$folder/$name.part" "$folder/$name.json"
+}
 
-for fleet in apart together; do
-    flags=(--mode disaggregated)
-    if [ "$fleet" = together ]; then
-        flags=(--mode colocated --set worker.threads=2 --set colocated.token_budget=64)
-    fi
+pdserve bench compare --folder "$folder/mixed" --rates 0.5,1,1.5,2 --duration 60 --repeats 3
+# The traces' lengths and rates are scaled to two cores and a small model: some 60% of what these can do.
+pdserve bench compare --folder "$folder/conversation" --trace "${CONVERSATION:-azure-conv-sample}" \
+    --length-factor 0.25 --rates 0.1,0.2 --duration 180 --pilot-duration 120 --repeats 3 --chunks 32,64,128
+pdserve bench compare --folder "$folder/code" --trace "${CODE:-azure-code-sample}" \
+    --length-factor 0.25 --rates 0.15,0.3 --duration 180 --pilot-duration 120 --repeats 3 --chunks 32,64,128
+
+# The fleets that the mixed load chose; each with as many KV blocks in all.
+chosen() {
+    "$python" - "$folder/mixed/report/result.json" "$1" <<'PYTHON'
+import json, sys
+fleets = json.load(open(sys.argv[1]))["conditions"]["settings"]["fleets"]
+words = next(fleet["command"].split() for name, fleet in fleets.items() if name.startswith(sys.argv[2]))
+words = words[words.index("serve") + 1 :]
+print(*(word for at, word in enumerate(words) if not any(w in ("--http-port", "--grpc-port") for w in words[max(0, at - 1) : at + 1])))
+PYTHON
+}
+
+for fleet in disaggregated colocated; do
+    read -r -a flags <<<"$(chosen "$fleet")"
     if [ ! -e "$folder/search-$fleet.json" ]; then
         start "search-$fleet" "${flags[@]}"
-        pdserve bench serve --preset mixed --protocol grpc --search --duration 60 --json "$folder/search-$fleet.json" \
-            --html "$folder/search-$fleet.html"
+        finding "search-$fleet" bench serve --preset mixed --search --duration 60
         stop
     fi
     if [ ! -e "$folder/capacity-$fleet.json" ]; then
         start "capacity-$fleet" "${flags[@]}"
-        pdserve bench capacity --protocol grpc --cells "$folder/cells-$fleet.json" --json "$folder/capacity-$fleet.json" \
-            --html "$folder/capacity-$fleet.html"
+        finding "capacity-$fleet" bench capacity --cells "$folder/cells-$fleet.json"
         stop
     fi
 done

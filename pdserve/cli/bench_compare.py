@@ -1,6 +1,10 @@
 """`pdserve bench compare`: prefill and decode apart against the best colocated fleet, on the same cores, in turns."""
 
+import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +31,7 @@ def compare(  # noqa: PLR0913 - one parameter is one flag
     repeats: Annotated[int, typer.Option(min=1, help="Of every run.")] = 2,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens in a step of a prefill worker.")] = 512,
+    prefill_chunks: Annotated[str, typer.Option(metavar="N,…", help="Those that fleets apart try.")] = "128,256,512",
     chunks: Annotated[str, typer.Option(metavar="N,…", help="Those that colocated fleets try.")] = "32,64,128,256,512",
     cores: Annotated[str, typer.Option(metavar="N,…", help="For every fleet and the client; default: all.")] = "",
     num_blocks: Annotated[int, typer.Option(min=2, help="KV blocks of each fleet.")] = 3000,
@@ -48,25 +52,23 @@ def compare(  # noqa: PLR0913 - one parameter is one flag
     need_extra()
     from pdserve.core.model_fetch import resolve_model
     from pdserve.core.model_files import open_model_files
-    from pdserve.launch.machine import this_machine
     from pdserve_bench.compare.fleet_specs import FleetSpec
     from pdserve_bench.measures.summary import Slo
     from pdserve_bench.peer.client import ServerError
     from pdserve_bench.peer.server import Gone
     from pdserve_bench.serve.flags import listed
-    from pdserve_bench.serve.run_flags import new_seed
     from pdserve_bench.study import command
     from pdserve_bench.study.options import StudyOptions
 
     settings = console.settings_from({"model.source": model}, assignments or (), config)
     source = resolve_model(settings.model.source, settings.cache_dir.expanduser())
     with wrong_usage():
-        chosen = listed(cores, "--cores", int) if cores else this_machine().cores
+        chosen = _cores(cores)
         options = StudyOptions(
             folder=folder,
             load=_load(preset, trace, length_factor),
             source=source,
-            seed=command.kept_seed(folder, new_seed(seed)),
+            seed=command.kept_seed(folder, seed),
             cores=tuple(chosen),
             vocab_size=open_model_files(source).config.vocab_size,
             rate_factors=tuple(listed(rates, "--rates", float)),
@@ -75,20 +77,47 @@ def compare(  # noqa: PLR0913 - one parameter is one flag
             num_repeats=repeats,
             num_prefill=prefill,
             num_decode=decode,
-            prefill_chunk=prefill_chunk,
+            prefill_chunks=tuple(listed(prefill_chunks, "--prefill-chunks", int)),
             chunks=tuple(listed(chunks, "--chunks", int)),
             num_blocks=num_blocks,
             slo=Slo(slo_ttft_ms / 1e3, slo_itl_ms / 1e3),
             num_checked=check_outputs,
             peers=(FleetSpec("peer", peer, peer_url, cores=tuple(chosen)),) if peer else (),
-            serve_flags=("--model", str(source)),
+            dtype=settings.model.dtype,
+            serve_flags=_serve_flags(source, settings.model.dtype, config, assignments or ()),
         )
         options.plans()
+        options.pilot_plan()
+    signal.signal(signal.SIGTERM, _exit)
     try:
         code = command.run(options, terminal())
-    except (Gone, ServerError, OSError) as error:
+    except (Gone, ServerError, OSError, RuntimeError) as error:
         console.fail(str(error))
     raise typer.Exit(code)
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    """Raises ValueError: there are no such cores."""
+    from pdserve.launch.machine import this_machine
+    from pdserve_bench.serve.flags import listed
+
+    here = this_machine().cores
+    chosen = tuple(listed(text, "--cores", int)) if text else here
+    if not set(chosen) <= set(here) or len(set(chosen)) < len(chosen):
+        raise ValueError(f"--cores {text}: this machine has {', '.join(map(str, here))}")
+    return chosen
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    """As an exception, so that the fleets are thawed and ended."""
+    sys.exit(128 + number)
+
+
+def _serve_flags(source: Path, dtype: str, config: Path | None, assignments: Sequence[str]) -> tuple[str, ...]:
+    """For every `pdserve serve`, before those that make the fleets differ."""
+    files = ("--config", str(config)) if config else ()
+    sets = [word for assignment in assignments for word in ("--set", assignment)]
+    return ("--model", str(source), "--dtype", dtype, *files, *sets)
 
 
 def _load(preset: str, trace: str | None, length_factor: float) -> "MixLoad | TraceLoad":

@@ -25,6 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--trace", "/no/such/trace.csv"], "/no/such/trace.csv"),
         (["--cores", "0", "--prefill", "2"], "need a core each; there are 1"),
         (["--chunks", "64,big"], "--chunks 64,big"),
+        (["--chunks", "0"], "all above 0"),
+        (["--cores", "0,9999"], "--cores 0,9999: this machine has"),
         (["--rates", "0.000001"], "sends nothing"),
     ],
 )
@@ -40,7 +42,7 @@ def test_a_whole_study_of_a_tiny_model_goes_on_where_it_was(model: Path, tmp_pat
     """Real fleets, real processes: the second time nothing is measured again."""
     flags = ["--preset", "chat", "--rates", "2", "--duration", "3", "--pilot-duration", "2", "--repeats", "1"]
     command = [sys.executable, "-m", "pdserve.cli", "bench", "compare", "--model", str(model)]
-    command += ["--folder", str(tmp_path), "--chunks", "64", *flags]
+    command += ["--folder", str(tmp_path), "--chunks", "64", "--prefill-chunks", "512", *flags]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
         assert done.returncode == 0, done.stderr

@@ -1,8 +1,9 @@
-"""Which colocated fleet ours is held against: the best of one wide engine and of narrow replicas. Pure."""
+"""Which fleets are compared: the best colocated one against the best one apart. Both sides are tuned alike. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from pdserve_bench.measures.summary import Distribution, Summary
 
@@ -24,10 +25,39 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ApartCandidate:
+    """`chunk`: prompt tokens in a step of a prefill worker."""
+
+    num_prefill: int
+    num_decode: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"{self.num_prefill} prefill : {self.num_decode} decode, chunk {self.chunk}"
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode
+
+
+class Tried(Protocol):
+    """Of equal ones, that with fewer workers and the smaller chunk is taken."""
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def chunk(self) -> int: ...
+
+
+TriedT = TypeVar("TriedT", bound=Tried)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[TriedT]):
     """`why`: in words, with the figures that decided."""
 
-    candidate: Candidate
+    candidate: TriedT
     why: str
 
 
@@ -43,7 +73,7 @@ def candidates(chunks: Sequence[int] = CHUNKS, num_cores: int = 2) -> tuple[Cand
     return tuple(Candidate(*shape, chunk) for shape in shapes for chunk in chunks)
 
 
-def best(results: Mapping[Candidate, Summary]) -> Choice:
+def best(results: Mapping[TriedT, Summary]) -> Choice[TriedT]:
     """The highest goodput; of those within 2% of it the lowest p99 ITL; of those within 2% of that the lowest p99 TTFT.
 
     Raises:
@@ -66,7 +96,7 @@ def best(results: Mapping[Candidate, Summary]) -> Choice:
     return Choice(chosen, f"{chosen}: {first}; {second}; lowest p99 TTFT of those, {_ms(ttfts[chosen])}")
 
 
-def _against(goodputs: Mapping[Candidate, float], chosen: Candidate) -> str:
+def _against(goodputs: Mapping[TriedT, float], chosen: TriedT) -> str:
     others = [goodput for one, goodput in goodputs.items() if one != chosen]
     next_best = f" against {max(others):.1%} of the next" if others else ", and the only one"
     return f"{goodputs[chosen]:.1%} of offered requests{next_best}"

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
-from pdserve_bench.compare.noise import FIGURES, Band, Figure, Pair, Verdict, band, judge, ratios_of
-from pdserve_bench.compare.schedule import Cell
+from pdserve_bench.compare.noise import FIGURES, FLOOR, Band, Figure, Pair, Verdict, band, judge, ratios_of
+from pdserve_bench.compare.schedule import AGAIN, Cell
 from pdserve_bench.foreign_cpu import MAX_FOREIGN_CORES
 from pdserve_bench.load.records import RunResult
 from pdserve_bench.measures.summary import Slo, Summary
+
+REQUESTS = 1.5
+"""So many of the offered ones make no difference in a share of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,15 @@ class ComparisonResult:
         return max((one.run.foreign_cores for one in cells), default=0.0)
 
     def pairs(self, figure: Figure, fleet: str, rate_factor: float) -> list[Pair]:
-        """`fleet`'s and the baseline's, of each round that has both."""
-        return self._pairs(figure, Cell(rate_factor, 0, fleet), Cell(rate_factor, 0, self.baseline))
+        """`fleet`'s and the baseline's, of each round that has both; the baseline's is the mean of its turns."""
+        rounds = self.by_rate.get(rate_factor, {})
+        ours = {one.cell.repeat: figure.read(one.summary) for one in rounds.get(fleet, [])}
+        others: dict[int, list[float]] = {}
+        for label in (self.baseline, self.baseline + AGAIN):
+            for one in rounds.get(label, []):
+                if (value := figure.read(one.summary)) is not None:
+                    others.setdefault(one.cell.repeat, []).append(value)
+        return [(ours[repeat], fmean(others[repeat])) for repeat in sorted(ours.keys() & others.keys())]
 
     def control_pairs(self, figure: Figure) -> list[Pair]:
         """Second turn and first of the baseline, in every round of every rate."""
@@ -95,9 +106,12 @@ class ComparisonResult:
         ]
 
     def band(self, figure: Figure) -> Band | None:
-        """None: no A/A pair has this figure."""
+        """None: no A/A pair has this figure. Shares of requests are known to a request or two at best."""
         ratios = ratios_of(self.control_pairs(figure))
-        return band(ratios) if ratios else None
+        if not ratios:
+            return None
+        fewest = min(one.summary.offered for one in self.measured)
+        return band(ratios, max(FLOOR, REQUESTS / max(1, fewest)) if figure.counts_requests else FLOOR)
 
     def judgement(self, figure: Figure, fleet: str, rate_factor: float) -> Judgement:
         ratios, noise = ratios_of(self.pairs(figure, fleet, rate_factor)), self.band(figure)

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import cast
 
 from rich.table import Table
 
 from pdserve_bench.compare.comparison import ComparisonResult, Judgement, Measurement
 from pdserve_bench.compare.noise import FIGURES
+from pdserve_bench.compare.schedule import AGAIN
 from pdserve_bench.conditions import conditions
 from pdserve_bench.measures.summarise import summary_to_json
 from pdserve_bench.measures.tables import milliseconds
@@ -46,16 +48,17 @@ def targets(result: ComparisonResult, fleet: str) -> list[Target]:
 
 
 def _goodput_ratio(result: ComparisonResult, fleet: str, rate_factor: float) -> float | None:
+    """The baseline's count is the mean of its turns."""
     rounds = result.by_rate[rate_factor]
-    good = {
-        name: {one.cell.repeat: one.summary.num_good for one in rounds.get(name, [])}
-        for name in (fleet, result.baseline)
-    }
-    both = good[fleet].keys() & good[result.baseline].keys()
+    ours = {one.cell.repeat: one.summary.num_good for one in rounds.get(fleet, [])}
+    turns: dict[int, list[int]] = {}
+    for label in (result.baseline, result.baseline + AGAIN):
+        for one in rounds.get(label, []):
+            turns.setdefault(one.cell.repeat, []).append(one.summary.num_good)
+    both = ours.keys() & turns.keys()
     if not both:
         return None
-    ours, others = (sum(good[name][repeat] for repeat in both) for name in (fleet, result.baseline))
-    return ours / max(1, others)
+    return sum(ours[repeat] for repeat in both) / max(1.0, sum(fmean(turns[repeat]) for repeat in both))
 
 
 def document(result: ComparisonResult, settings: Mapping[str, object], fleet: str) -> dict[str, object]:

@@ -22,7 +22,7 @@ WAIT_GROWTH_S = 0.5
 
 
 class Resource(StrEnum):
-    """NONE: the offered load was met. UNKNOWN: it was not, and no resource stands out."""
+    """NONE: the offered load was served, within the SLO or not. UNKNOWN: it was not, and no resource stands out."""
 
     PREFILL_POOL = "prefill pool"
     DECODE_POOL = "decode pool"
@@ -77,7 +77,8 @@ class _Evidence:
         if unmet > UNMET or growth_s > WAIT_GROWTH_S:
             return None
         return Limit(
-            Resource.NONE, f"The offered load was met: {1 - unmet:.1%} of requests ended well and no queue grew."
+            Resource.NONE,
+            f"Nothing kept it from serving the load: {1 - unmet:.1%} of requests were completed, and no queue grew.",
         )
 
     def kv(self) -> Limit | None:

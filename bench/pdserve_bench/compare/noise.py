@@ -17,18 +17,19 @@ Pair = tuple[float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One that is judged. `read`: None where a run has no such figure."""
+    """One that is judged. `read`: None where a run has no such figure. `counts_requests`: it is a share of them."""
 
     name: str
     unit: str
     lower_is_better: bool
     read: Callable[[Summary], float | None]
+    counts_requests: bool = False
 
 
 FIGURES = (
     Figure("p99 ITL", "s", True, lambda summary: summary.itl.p99),
     Figure("p99 TTFT", "s", True, lambda summary: summary.ttft.p99),
-    Figure("goodput", "of offered", False, lambda summary: summary.goodput),
+    Figure("goodput", "of offered", False, lambda summary: summary.goodput, counts_requests=True),
     Figure("output throughput", "tokens/s", False, lambda summary: summary.output_throughput),
 )
 

@@ -94,7 +94,7 @@ _EXPLAINED_BY = {
 
 
 def decide(judgements: Sequence[FigureJudgement]) -> Decision:
-    """By goodput if it differs; else by the others, if they agree.
+    """By goodput if it differs; else by the latencies, if they agree. Output follows the load in an open loop.
 
     Raises:
         ValueError: nothing was judged.
@@ -103,7 +103,8 @@ def decide(judgements: Sequence[FigureJudgement]) -> Decision:
         raise ValueError("a verdict needs at least one judged figure")
     verdicts = {one.figure: one.verdict for one in judgements}
     by_goodput = verdicts.get(JudgedFigure.GOODPUT, "none")
-    found = {by_goodput} if by_goodput != "none" else set(verdicts.values()) - {"none"}
+    by_latency = {verdict for figure, verdict in verdicts.items() if figure in _LATENCIES}
+    found = {by_goodput} if by_goodput != "none" else by_latency - {"none"}
     if not found:
         return Decision.NO_DIFFERENCE
     if len(found) > 1:
@@ -184,9 +185,17 @@ def _value(one: FigureJudgement, value: float) -> str:
 
 
 def _reasons(judgements: Sequence[FigureJudgement], why: Explanation) -> list[str]:
-    """What explains each figure that differs, the largest first, each once; then the limits."""
-    phases = {phase for one in judgements if one.verdict != "none" for phase in _EXPLAINED_BY[one.figure]}
-    findings = [one for one in why.findings if one.phase in phases and one.follows_from is None]
+    """What explains each figure that differs, the largest first, each once; then the limits.
+
+    A figure that is better apart is explained by what shrank, a worse one by what grew.
+    """
+    explained = {
+        (phase, one.verdict == "worse")
+        for one in judgements
+        if one.verdict != "none"
+        for phase in _EXPLAINED_BY[one.figure]
+    }
+    findings = [one for one in why.findings if (one.phase, one.amount_s > 0) in explained and one.follows_from is None]
     findings.sort(key=lambda one: abs(one.amount_s), reverse=True)
     found = [f"From colocated to apart: {one.sentence}" for one in findings]
     limits = (("Colocated", why.colocated_limit), ("Apart", why.disaggregated_limit))

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pdserve_bench.compare.candidates import Candidate
+from pdserve_bench.compare.candidates import ApartCandidate, Candidate
 from pdserve_bench.compare.comparison import Measurement
 from pdserve_bench.compare.document import pinning_table
 from pdserve_bench.load.generator import Progress
 from pdserve_bench.measures.summary import Summary
 from pdserve_bench.report import noise_mark
+from pdserve_bench.serve.run_flags import new_seed
 from pdserve_bench.serve.session import OnProgress
 from pdserve_bench.serve.terminal import Terminal
 from pdserve_bench.study.options import StudyOptions
@@ -20,15 +21,20 @@ INTERRUPTED = 130
 _SEED_FILE = "seed"
 
 
-def kept_seed(folder: Path, seed: int) -> int:
-    """That of the study which `folder` holds already, so that it can go on; else `seed`, which is kept there now.
+def kept_seed(folder: Path, wanted: int | None) -> int:
+    """That of the study which `folder` holds already, so that it can go on; else `wanted` or a new one, kept there now.
 
     Raises:
-        OSError, ValueError: the folder cannot be used.
+        OSError: the folder cannot be used.
+        ValueError: it holds a study of another seed than the wanted one.
     """
     path = folder / _SEED_FILE
     if path.exists():
-        return int(path.read_text(encoding="ascii"))
+        kept = int(path.read_text(encoding="ascii"))
+        if wanted not in (None, kept):
+            raise ValueError(f"{folder} holds a study with seed {kept}: name another folder for seed {wanted}")
+        return kept
+    seed = new_seed(wanted)
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{seed}\n", encoding="ascii")
     return seed
@@ -69,11 +75,12 @@ class _Teller:
     def notes(self) -> Notes:
         return Notes(self._candidate, self._chosen, self._measurement, self._progressed)
 
-    def _candidate(self, candidate: Candidate, summary: Summary) -> None:
-        self._line(f"colocated, {candidate}", summary)
+    def _candidate(self, candidate: Candidate | ApartCandidate, summary: Summary) -> None:
+        self._line(str(candidate), summary)
 
     def _chosen(self, pilot: Pilot) -> None:
-        self.terminal.err.print(f"colocated baseline: {pilot.choice.why}")
+        for why in (pilot.together.why, pilot.apart.why):
+            self.terminal.err.print(f"chosen: {why}")
 
     def _measurement(self, one: Measurement) -> None:
         mark = noise_mark(one.run.foreign_cores)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import cast
 
 from pdserve_bench.compare.attribution import Finding, compare_phases, time_shares
 from pdserve_bench.compare.comparison import ComparisonResult, Judgement, Measurement
 from pdserve_bench.compare.demand import ClassDemand, Demand, WorkerRates, class_demand
-from pdserve_bench.compare.limiting import Limit, limiting_resource
+from pdserve_bench.compare.limiting import Limit, Resource, limiting_resource
 from pdserve_bench.compare.noise import Band
 from pdserve_bench.compare.phases import Phase, phase_times
 from pdserve_bench.compare.schedule import AGAIN
@@ -36,11 +37,8 @@ def answer(result: ComparisonResult, apart: str, setting: Setting, rate_factor: 
     ours, others = _runs(result, rate_factor, apart), _runs(result, rate_factor, result.baseline)
     again = _runs(result, rate_factor, result.baseline + AGAIN)
     findings = compare_phases(others, ours, again) if _is_timed(ours) and _is_timed(others) else []
-    limits = {
-        name: limiting_resource(runs[-1], _cores(result.described.get(name, {})))
-        for name, runs in ((result.baseline, others), (apart, ours))
-        if runs
-    }
+    both = {name: runs for name, runs in ((result.baseline, others), (apart, ours)) if runs}
+    limits = {name: _limit(runs, _cores(result.described.get(name, {}))) for name, runs in both.items()}
     judged = [_judged(result, one) for one in result.judgements if (one.fleet, one.rate_factor) == (apart, rate_factor)]
     found = [one for one in judged if one is not None]
     why = Explanation(findings, limits.get(result.baseline), limits.get(apart))
@@ -49,7 +47,7 @@ def answer(result: ComparisonResult, apart: str, setting: Setting, rate_factor: 
         conclusion=conclude(found, setting, why) if found else None,
         findings=tuple(findings),
         limits=limits,
-        shares={name: time_shares(runs[-1]) for name, runs in ((result.baseline, others), (apart, ours)) if runs},
+        shares={name: time_shares(_together(runs)) for name, runs in both.items()},
         demand=demand_of(ours) if ours else None,
     )
 
@@ -57,7 +55,7 @@ def answer(result: ComparisonResult, apart: str, setting: Setting, rate_factor: 
 def demand_of(runs: Sequence[RunResult]) -> Demand | None:
     """What the load asked for, beside what a CPU second of each pool did in these runs of a disaggregated fleet."""
     records = [record for run in runs for record in run.records]
-    span_s = sum(run.duration_s for run in runs)
+    span_s = sum(_span_s(run) for run in runs)
     rates = _rates(runs)
     classes = sorted({record.request_class for record in records})
     if rates is None or not classes or not span_s > 0:
@@ -91,6 +89,22 @@ def _cpu_s(runs: Sequence[RunResult], role: str) -> float:
         for name, seconds in run.server_cpu_s.items()
         if name.rpartition(".")[2].startswith(role)
     )
+
+
+def _span_s(run: RunResult) -> float:
+    """In which requests arrived; the wait for the last answers asks for nothing more."""
+    return float(str(run.about.get("duration_s", run.duration_s)))
+
+
+def _together(runs: Sequence[RunResult]) -> RunResult:
+    """One run with the records of all, for what does not depend on when they were."""
+    return replace(runs[0], records=tuple(record for run in runs for record in run.records))
+
+
+def _limit(runs: Sequence[RunResult], cores: Mapping[str, float]) -> Limit:
+    """The first that any of the runs met."""
+    found = [limiting_resource(run, cores) for run in runs]
+    return next((limit for limit in found if limit.resource is not Resource.NONE), found[0])
 
 
 def _is_timed(runs: Sequence[RunResult]) -> bool:
@@ -128,8 +142,8 @@ def _judged(result: ComparisonResult, one: Judgement) -> FigureJudgement | None:
 
 def _middle(result: ComparisonResult, one: Judgement, label: str) -> float | None:
     values = [one.figure.read(each.summary) for each in measured(result, one.rate_factor, label)]
-    found = sorted(value for value in values if value is not None)
-    return found[len(found) // 2] if found else None
+    found = [value for value in values if value is not None]
+    return median(found) if found else None
 
 
 def _width(noise: Band) -> float:

@@ -61,7 +61,8 @@ class MixLoad:
 
 @dataclass(frozen=True, slots=True)
 class StudyOptions:
-    """`folder` keeps every run, so that a study that was broken off goes on. `chunks`: those that colocated fleets try.
+    """`folder` keeps every run, so that a study that was broken off goes on. `chunks`: those that colocated fleets try,
+    `prefill_chunks`: those of the fleets apart.
 
     `num_blocks`: KV blocks of each fleet in all. `peers`: other servers to measure beside ours. `serve_flags`: further
     words for every `pdserve serve`. `num_checked`: answers of each run that are compared with the engine's own.
@@ -79,12 +80,13 @@ class StudyOptions:
     num_repeats: int = 2
     num_prefill: int = 1
     num_decode: int = 1
-    prefill_chunk: int = 512
+    prefill_chunks: tuple[int, ...] = (128, 256, 512)
     chunks: tuple[int, ...] = CHUNKS
     num_blocks: int = 3000
     drain_s: float = 60.0
     slo: Slo = field(default_factory=Slo)
     num_checked: int = 2
+    dtype: str = "bfloat16"
     peers: tuple[FleetSpec, ...] = ()
     serve_flags: Sequence[str] = ()
 
@@ -95,6 +97,8 @@ class StudyOptions:
         for what, seconds in (("the duration", self.duration_s), ("the pilot's duration", self.pilot_s)):
             if not seconds > 0:
                 raise ValueError(f"{what} must be above 0 s, not {seconds:g}")
+        if not self.chunks or not self.prefill_chunks or min(*self.chunks, *self.prefill_chunks) < 1:
+            raise ValueError(f"chunks {self.chunks} and {self.prefill_chunks}: at least one of each, all above 0")
         if self.num_prefill + self.num_decode > len(self.cores):
             raise ValueError(
                 f"{self.num_prefill} prefill and {self.num_decode} decode workers need a core each; there are "

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import cast
 
 from matplotlib.figure import Figure
@@ -69,17 +71,23 @@ def study_document(study: Study) -> dict[str, object]:
         "protocol": options.protocol,
         "cores": list(options.cores),
         "seed": options.seed,
+        "pilot_s": options.pilot_s,
+        "num_repeats": options.num_repeats,
+        "chunks": list(options.chunks),
+        "prefill_chunks": list(options.prefill_chunks),
+        "serve_flags": list(options.serve_flags),
+        "command": shlex.join(["pdserve", *sys.argv[1:]]),
     }
     pilot = [
         {"candidate": str(candidate), **asdict(candidate), "summary": summary_to_json(summary)}
-        for candidate, (_, summary) in study.pilot.runs.items()
+        for candidate, summary in study.pilot.tried.items()
     ]
     compared = _portable(document(study.result, settings, study.apart))
     return {
         **compared,
         "targets": [target.to_json() for target in study_targets(study)],
         "client_ceiling": asdict(study.ceiling),
-        "colocated": {"why": study.pilot.choice.why, "candidates": pilot},
+        "pilot": {"colocated": study.pilot.together.why, "apart": study.pilot.apart.why, "candidates": pilot},
         "answers": [_answer_json(one) for one in study.answers],
     }
 
@@ -148,7 +156,8 @@ def study_page(study: Study, found: dict[str, object]) -> Page:
 
 
 def _overview(study: Study) -> Section:
-    paragraphs = [study.pilot.choice.why[0].upper() + study.pilot.choice.why[1:] + "."]
+    choices = (study.pilot.together.why, study.pilot.apart.why)
+    paragraphs = [f"Chosen: {why}." for why in choices]
     if study.result.interrupted:
         paragraphs.insert(0, "The study was interrupted: this is what was measured until then.")
     met = TableData(
@@ -203,10 +212,10 @@ def _pilot_section(study: Study) -> Section:
             text.seconds(summary.itl.p99),
             text.seconds(summary.ttft.p99),
         )
-        for candidate, (_, summary) in study.pilot.runs.items()
+        for candidate, summary in study.pilot.tried.items()
     )
-    columns = ("colocated fleet", "goodput", "ITL p50", "ITL p99", "TTFT p99")
-    return Section("The colocated baseline", (), (TableData("Candidates", columns, rows),))
+    columns = ("fleet", "goodput", "ITL p50", "ITL p99", "TTFT p99")
+    return Section("Which fleets were compared", (), (TableData("Candidates", columns, rows),))
 
 
 def _judgements(study: Study) -> TableData:
@@ -257,7 +266,7 @@ def _goodputs(study: Study, label: str) -> list[tuple[float, float, float, float
         runs = measured(study.result, rate, label)
         values = sorted(one.summary.goodput for one in runs)
         if values:
-            points.append((_offered_rate(runs), values[len(values) // 2], values[0], values[-1]))
+            points.append((_offered_rate(runs), median(values), values[0], values[-1]))
     return points
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from pdserve_bench.compare.candidates import Candidate, best
+from pdserve_bench.compare.candidates import ApartCandidate, Candidate, best
 from pdserve_bench.compare.comparison import ComparisonResult, Measurement
 from pdserve_bench.compare.schedule import Cell
 from pdserve_bench.compare.verdict import Setting
@@ -59,8 +59,8 @@ def study(folder: Path, itls_s: tuple[float, float] = (0.12, 0.02), rates: tuple
         plans={rate: [{"seed": 1}, {"seed": 2}] for rate in rates},
     )
     run = made_run(TOGETHER, together_s, 9)
-    runs = {Candidate(1, 2, 64): (run, summarise(run, SLO))}
-    pilot = Pilot(best({candidate: summary for candidate, (_, summary) in runs.items()}), runs)
+    summary, together, apart = summarise(run, SLO), Candidate(1, 2, 64), ApartCandidate(1, 1, 512)
+    pilot = Pilot(best({together: summary}), best({apart: summary}), {together: summary, apart: summary})
     options = StudyOptions(folder, MixLoad(preset("mixed")), folder, seed=1, cores=(0, 1), vocab_size=300)
     setting = Setting(1, 1, 512, TOGETHER, SLO)
     answers = tuple(answer(result, APART, setting, rate) for rate in rates)

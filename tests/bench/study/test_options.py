@@ -57,6 +57,8 @@ def test_a_trace_is_scaled(tmp_path: Path) -> None:
         ({"num_repeats": 0}, "repeats"),
         ({"rate_factors": ()}, "rate factors"),
         ({"duration_s": 0.0}, "duration"),
+        ({"prefill_chunks": ()}, "at least one of each"),
+        ({"chunks": (0,)}, "all above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, object], words: str) -> None:
@@ -72,4 +74,10 @@ def test_a_load_that_sends_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_folder_keeps_its_seed(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     assert kept_seed(folder, 5) == 5
-    assert kept_seed(folder, 6) == 5
+    assert kept_seed(folder, None) == 5
+    with pytest.raises(ValueError, match="a study with seed 5"):
+        kept_seed(folder, 6)
+
+
+def test_a_new_folder_gets_a_new_seed(tmp_path: Path) -> None:
+    assert kept_seed(tmp_path / "one", None) != kept_seed(tmp_path / "other", None)

@@ -74,6 +74,8 @@ def test_a_kernel_learns_of_threads_that_openmp_withholds(setting, fewer):
         "from tests.kernels.cpu.test_team import make_team, num_came; print([num_came(make_team(2)) for _ in '.' * 9])"
     )
     environment = {"PYTHONPATH": ".:kernels", "OMP_NUM_THREADS": "2", name: value}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)) <= ({1} if fewer else {1, 2})
