@@ -13,6 +13,8 @@ from pdserve_bench.compare.phases import Phase
 from pdserve_bench.load.records import RunResult
 from tests.support.planted_faults import Costs, run_load, slowed_fleet, small_load, undisturbed
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS, GAP_S = 22, 0.15
 
 
