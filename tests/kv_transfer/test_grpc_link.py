@@ -1,6 +1,7 @@
 """What one link does on a real socket: keepalive, frozen peers, limits, cancelled calls."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -229,12 +230,19 @@ def test_a_silent_stream_and_an_idle_channel_survive(silence_s: float):
     served.receiver.close()
 
 
+def freeze(process: subprocess.Popen[str]) -> None:
+    """Returns once every thread of it has stopped: until then it may answer."""
+    process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
 def test_a_frozen_peer_is_noticed_by_keepalive(other_process: tuple[subprocess.Popen[str], Peer]):
     """K01: long before the call's own deadline; UNAVAILABLE says who noticed."""
     process, peer = other_process
     link = link_to(peer.kv_address, MemoryStore(1, peer.kv_layout), keepalive=FAST_KEEPALIVE)
     link.handshake(WAIT_S)
-    process.send_signal(signal.SIGSTOP)
+    freeze(process)
     with pytest.raises(PairBroken, match="UNAVAILABLE"):
         link.prepare(prepare_order(1, 1), timeout_s=60.0)
     link.close()
@@ -247,7 +255,7 @@ def test_a_frozen_peer_costs_its_own_pair_only(other_process: tuple[subprocess.P
     receiver = GrpcKvReceiver(healthy, FINGERPRINT, MemoryStore(16), host, settings)
     port = receiver.start("127.0.0.1", 0)
     sender, ends = GrpcKvSender(store, SENDER, FINGERPRINT, settings), EndLog()
-    process.send_signal(signal.SIGSTOP)
+    freeze(process)
     for sequence in (1, 2):
         sender.open(plan_of(sequence, frozen, 1), ends).send([0])
     transfer = sender.open(plan_of(3, peer_at(f"127.0.0.1:{port}", receiver=healthy), 1), ends)
