@@ -1,6 +1,7 @@
 """K01 and K02 for asyncio channels and servers, which all control traffic and all clients use."""
 
 import asyncio
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -119,6 +120,7 @@ async def test_a_dead_peer_is_noticed_long_before_the_calls_deadline() -> None:
         async with aio_channel(f"127.0.0.1:{port}", keepalive=FAST) as channel:
             await channel.channel_ready()
             process.send_signal(signal.SIGSTOP)
+            await asyncio.to_thread(os.waitpid, process.pid, os.WUNTRACED)  # until then it may answer
             with pytest.raises(grpc.aio.AioRpcError) as lost:
                 await channel.unary_unary(ECHO)(b"", timeout=60)
             assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
