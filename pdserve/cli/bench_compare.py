@@ -62,15 +62,16 @@ def compare(  # noqa: PLR0913 - one parameter is one flag
 
     settings = console.settings_from({"model.source": model}, assignments or (), config)
     source = resolve_model(settings.model.source, settings.cache_dir.expanduser())
+    model_config = open_model_files(source).config
     with wrong_usage():
         chosen = _cores(cores)
         options = StudyOptions(
             folder=folder,
-            load=_load(preset, trace, length_factor),
+            load=_load(preset, trace, length_factor, model_config.context_length),
             source=source,
             seed=command.kept_seed(folder, seed),
             cores=tuple(chosen),
-            vocab_size=open_model_files(source).config.vocab_size,
+            vocab_size=model_config.vocab_size,
             rate_factors=tuple(listed(rates, "--rates", float)),
             duration_s=duration,
             pilot_s=pilot_duration,
@@ -120,11 +121,14 @@ def _serve_flags(source: Path, dtype: str, config: Path | None, assignments: Seq
     return ("--model", str(source), "--dtype", dtype, *files, *sets)
 
 
-def _load(preset: str, trace: str | None, length_factor: float) -> "MixLoad | TraceLoad":
+def _load(preset: str, trace: str | None, length_factor: float, context_length: int) -> "MixLoad | TraceLoad":
+    """Raises ValueError: there is no such load, or it does not fit the model."""
+    from pdserve_bench.load.presets import check_fits
     from pdserve_bench.load.presets import preset as preset_of
     from pdserve_bench.load.traces import read_trace, trace_path
     from pdserve_bench.study.options import MixLoad, TraceLoad
 
     if trace is None:
+        check_fits(preset_of(preset), context_length)
         return MixLoad(preset_of(preset))
     return TraceLoad(Path(trace).stem, tuple(read_trace(trace_path(trace))), length_factor)

@@ -37,6 +37,14 @@ def test_wrong_usage_is_told_by_name(model: Path, tmp_path: Path, flags: list[st
     assert words in result.stderr
 
 
+def test_a_load_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    short = write_tiny_llama(tmp_path / "short", context_length=256)
+    command = ["bench", "compare", "--model", str(short), "--folder", str(tmp_path / "study")]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert result.exit_code == 2
+    assert "more than the context of 256" in result.stderr
+
+
 @pytest.mark.slow
 def test_a_whole_study_of_a_tiny_model_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
     """Real fleets, real processes: the second time nothing is measured again."""

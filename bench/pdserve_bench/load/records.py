@@ -1,6 +1,6 @@
 """What came back for each request of a run, as the client saw it. Times in seconds from the run's begin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -169,7 +169,3 @@ class RunResult:
             "samples": tuple(ServerSample(**sample) for sample in data["samples"]),
         }
         return RunResult(**fields)
-
-
-def of_class(records: Sequence[RequestRecord], request_class: str) -> list[RequestRecord]:
-    return [record for record in records if record.request_class == request_class]

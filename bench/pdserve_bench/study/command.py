@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pdserve_bench.compare.candidates import ApartCandidate, Candidate
 from pdserve_bench.compare.comparison import Measurement
-from pdserve_bench.compare.document import pinning_table
+from pdserve_bench.compare.document import tables
 from pdserve_bench.load.generator import Progress
 from pdserve_bench.measures.summary import Summary
 from pdserve_bench.report import noise_mark
@@ -54,8 +54,7 @@ def run(options: StudyOptions, terminal: Terminal) -> int:
         except KeyboardInterrupt:
             terminal.note(f"interrupted before there was anything to compare; {options.folder} keeps what was measured")
             return INTERRUPTED
-    terminal.print_whole(pinning_table(study.result))
-    for table in study_tables(study):
+    for table in (*tables(study.result), *study_tables(study)):
         terminal.print_whole(table)
     for line in headlines(study):
         terminal.out.print(line)

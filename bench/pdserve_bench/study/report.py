@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pdserve_bench.compare.comparison import Measurement
 from pdserve_bench.compare.demand import demand_sentence, demand_table
-from pdserve_bench.compare.document import document, judgements_table, targets
+from pdserve_bench.compare.document import document, targets
 from pdserve_bench.compare.noise import FIGURES
 from pdserve_bench.compare.schedule import AGAIN
 from pdserve_bench.load.ceiling import MIN_TIMES
@@ -134,8 +134,7 @@ def write_runs_csv(path: Path, study: Study) -> None:
 
 
 def study_tables(study: Study) -> Iterator[Table]:
-    """For a terminal: the judgements, the demand, the targets."""
-    yield judgements_table(study.result)
+    """For a terminal, beside the comparison's: the demand, the targets."""
     yield from (demand_table(one.demand) for one in study.answers[-1:] if one.demand)
     yield targets_table(study_targets(study))
 

@@ -33,9 +33,9 @@ def test_the_csv_has_a_row_for_each_run_and_class(tmp_path: Path) -> None:
     assert all(abs(float(row["itl_p99_s"]) - 0.02) < 0.001 for row in ours)
 
 
-def test_the_terminal_gets_judgements_demand_and_targets(tmp_path: Path) -> None:
+def test_the_terminal_gets_demand_and_targets(tmp_path: Path) -> None:
     titles = [str(table.title) for table in study_tables(study(tmp_path))]
-    assert len(titles) == 3
+    assert len(titles) == 2
     assert titles[-1] == "Targets"
 
 
