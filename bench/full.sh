@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Everything that says whether to disaggregate: mixed load and traces, goodput search, capacity. Takes hours; what is in
 # FOLDER already is not measured again.
-#   bench/full.sh FOLDER      env: CONVERSATION, CODE: full traces, in place of the samples that ship here
+#   bench/full.sh FOLDER
+# Environment: CONVERSATION, CODE: full traces, in place of the samples that ship here. REPEATS of every comparison (2);
+# with more than before, those that are missing are added. SEARCH_REPEATS: at each rate of a search (3), an odd number.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$1
@@ -44,21 +46,26 @@ finding() {
     mv "$folder/$name.part" "$folder/$name.json"
 }
 
-pdserve bench compare --folder "$folder/mixed" --rates 0.5,1,1.5,2 --duration 60 --repeats 3
-# The traces' lengths and rates are scaled to two cores and a small model: some 60% of what these can do.
-pdserve bench compare --folder "$folder/conversation" --trace "${CONVERSATION:-azure-conv-sample}" \
-    --length-factor 0.25 --rates 0.1,0.2 --duration 180 --pilot-duration 120 --repeats 3 --chunks 32,64,128
-pdserve bench compare --folder "$folder/code" --trace "${CODE:-azure-code-sample}" \
-    --length-factor 0.25 --rates 0.15,0.3 --duration 180 --pilot-duration 120 --repeats 3 --chunks 32,64,128
+compare() {
+    local name=$1
+    shift
+    pdserve bench compare --folder "$folder/$name" --repeats "${REPEATS:-2}" "$@"
+}
+
+compare mixed --rates 0.5,1.25,2 --duration 60
+# The traces' lengths and rates are scaled to two cores and a small model.
+on_traces=(--length-factor 0.25 --duration 120 --pilot-duration 45 --chunks 32,128 --prefill-chunks 512)
+compare conversation --trace "${CONVERSATION:-azure-conv-sample}" --rates 0.2,0.5 "${on_traces[@]}"
+compare code --trace "${CODE:-azure-code-sample}" --rates 0.4,0.8 "${on_traces[@]}"
 
 # The fleets that the mixed load chose; each with as many KV blocks in all.
 chosen() {
     "$python" - "$folder/mixed/report/result.json" "$1" <<'PYTHON'
-import json, sys
+import json, os, sys
 fleets = json.load(open(sys.argv[1]))["conditions"]["settings"]["fleets"]
 words = next(fleet["command"].split() for name, fleet in fleets.items() if name.startswith(sys.argv[2]))
 words = words[words.index("serve") + 1 :]
-print(*(word for at, word in enumerate(words) if not any(w in ("--http-port", "--grpc-port") for w in words[max(0, at - 1) : at + 1])))
+print(*(os.path.expanduser(word) for at, word in enumerate(words) if not any(w in ("--http-port", "--grpc-port") for w in words[max(0, at - 1) : at + 1])))
 PYTHON
 }
 
@@ -66,12 +73,13 @@ for fleet in disaggregated colocated; do
     read -r -a flags <<<"$(chosen "$fleet")"
     if [ ! -e "$folder/search-$fleet.json" ]; then
         start "search-$fleet" "${flags[@]}"
-        finding "search-$fleet" bench serve --preset mixed --search --duration 60
+        finding "search-$fleet" bench serve --preset mixed --search --duration 60 --repeats "${SEARCH_REPEATS:-3}"
         stop
     fi
     if [ ! -e "$folder/capacity-$fleet.json" ]; then
         start "capacity-$fleet" "${flags[@]}"
-        finding "capacity-$fleet" bench capacity --cells "$folder/cells-$fleet.json"
+        finding "capacity-$fleet" bench capacity --rates 0.5,1,2 --documents 0,1 --duration 40 \
+            --cells "$folder/cells-$fleet.json"
         stop
     fi
 done

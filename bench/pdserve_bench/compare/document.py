@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
+from statistics import fmean, median
 from typing import cast
 
 from rich.table import Table
 
 from pdserve_bench.compare.comparison import ComparisonResult, Judgement, Measurement
-from pdserve_bench.compare.noise import FIGURES
+from pdserve_bench.compare.noise import FIGURES, ratios_of
 from pdserve_bench.compare.schedule import AGAIN
 from pdserve_bench.conditions import conditions
 from pdserve_bench.measures.summarise import summary_to_json
@@ -27,6 +27,7 @@ def targets(result: ComparisonResult, fleet: str) -> list[Target]:
 
     At every rate: p99 ITL, by the median over the rounds. Goodput: at the best of the rates, as where both fleets, or
     neither, serve everybody, it cannot differ; good requests of all rounds together, none of the baseline's as one.
+    Against each other fleet, a peer, at every rate: better in both.
     """
     found: list[Target] = []
     goodputs: dict[float, float] = {}
@@ -44,15 +45,30 @@ def targets(result: ComparisonResult, fleet: str) -> list[Target]:
         noise = result.noise_of(rate_factor, fleet, result.baseline)
         name = f"goodput, best rate x{rate_factor:g}, {fleet} / {result.baseline}"
         found.append(Target(name, "ratio", ">=", goodputs[rate_factor], MIN_GOODPUT_RATIO, noise))
-    return found
+    peers = [name for name in result.fleets if name not in (fleet, result.baseline)]
+    return found + [
+        one for peer in peers for rate in result.rate_factors for one in _against(result, fleet, peer, rate)
+    ]
 
 
-def _goodput_ratio(result: ComparisonResult, fleet: str, rate_factor: float) -> float | None:
-    """The baseline's count is the mean of its turns."""
+def _against(result: ComparisonResult, fleet: str, peer: str, rate_factor: float) -> Iterator[Target]:
+    noise = result.noise_of(rate_factor, fleet, peer)
     rounds = result.by_rate[rate_factor]
+    ours = {one.cell.repeat: one.summary.itl.p99 for one in rounds.get(fleet, [])}
+    theirs = {one.cell.repeat: one.summary.itl.p99 for one in rounds.get(peer, [])}
+    ratios = ratios_of((theirs[repeat], ours[repeat]) for repeat in sorted(ours.keys() & theirs.keys()))
+    if ratios and math.isfinite(times := median(ratios)):
+        yield Target(f"p99 ITL at rate x{rate_factor:g}, {peer} / {fleet}", "ratio", ">=", times, 1.0, noise)
+    if (ratio := _goodput_ratio(result, fleet, rate_factor, peer)) is not None:
+        yield Target(f"goodput at rate x{rate_factor:g}, {fleet} / {peer}", "ratio", ">=", ratio, 1.0, noise)
+
+
+def _goodput_ratio(result: ComparisonResult, fleet: str, rate_factor: float, other: str = "") -> float | None:
+    """To `other`, or the baseline. Where that has two turns, its count is their mean."""
+    rounds, other = result.by_rate[rate_factor], other or result.baseline
     ours = {one.cell.repeat: one.summary.num_good for one in rounds.get(fleet, [])}
     turns: dict[int, list[int]] = {}
-    for label in (result.baseline, result.baseline + AGAIN):
+    for label in (other, other + AGAIN):
         for one in rounds.get(label, []):
             turns.setdefault(one.cell.repeat, []).append(one.summary.num_good)
     both = ours.keys() & turns.keys()

@@ -16,6 +16,7 @@ from pdserve_bench.load.plan import LoadPlan
 from pdserve_bench.load.records import RunResult
 
 _log = logging.getLogger(__name__)
+_UNUSED = re.compile(rb"docs/|tests/|[^/]*\.md$")
 
 
 class Store:
@@ -81,18 +82,19 @@ def plan_digest(plan: LoadPlan) -> str:
 
 
 def sources_revision(folder: Path = Path(__file__).parent) -> str:
-    """The commit of the sources and, where they differ from it, a digest of how: of the code, not of what is in docs/.
+    """A digest of what the repository that `folder` is in holds, changes included, but for what no run depends on: what
+    is in docs/ and tests/, and pages at the top. Files that git does not know count for nothing.
 
-    "unknown" where they are in no repository.
+    "unknown" where it is in no repository.
     """
-    commit = git_revision(folder)
-    if commit is None:
+    if git_revision(folder) is None:
         return "unknown"
-    commit, dash, _ = commit.partition("-dirty")
-    return f"{commit}+{_changes(folder)}" if dash else commit
+    sources = [":/", *(f":(top,exclude,glob){unused}" for unused in ("docs/**", "tests/**", "*.md"))]
+    committed = _git(folder, "ls-tree", "-r", "--full-tree", "HEAD").splitlines()
+    changed = _git(folder, "diff", "HEAD", "--no-ext-diff", "--", *sources)
+    used = [line for line in committed if not _UNUSED.match(line.partition(b"\t")[2])]
+    return hashlib.sha256(b"\n".join([*used, changed])).hexdigest()[:16]
 
 
-def _changes(folder: Path) -> str:
-    command = ["git", "-C", str(folder), "diff", "HEAD", "--no-ext-diff", "--", ":/", ":(top,exclude)docs"]
-    done = subprocess.run(command, capture_output=True, check=True)
-    return hashlib.sha256(done.stdout).hexdigest()[:12]
+def _git(folder: Path, *words: str) -> bytes:
+    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=True).stdout

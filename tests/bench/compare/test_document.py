@@ -56,6 +56,16 @@ def test_targets_are_of_each_rates_itl_and_of_the_best_goodput() -> None:
     assert [one.value for one in found] == [5.5, 3.75, 2.0]  # the control's two turns count alike
 
 
+def test_a_peer_is_to_be_beaten_in_both() -> None:
+    peer = {(1.0, 0, "peer", False): summary_with(0.5, 0.12), (2.0, 0, "peer", False): summary_with(0.9, None)}
+    found = {one.name: (one.target, one.met) for one in targets(made({**USUAL, **peer}), APART) if "peer" in one.name}
+    assert found == {
+        "p99 ITL at rate x1, peer / disaggregated": (1.0, True),
+        "goodput at rate x1, disaggregated / peer": (1.0, True),
+        "goodput at rate x2, disaggregated / peer": (1.0, False),
+    }
+
+
 def test_a_baseline_that_serves_nobody_leaves_finite_figures() -> None:
     result = made(rounds(1.0, summary_with(0.5, 0.06), summary_with(0.0, None), summary_with(0.0, None)))
     (goodput,) = targets(result, APART)

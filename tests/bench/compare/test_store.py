@@ -1,6 +1,7 @@
 """Measured cells outlive a comparison that was broken off; stale, broken and partial ones are measured again."""
 
 import json
+import subprocess
 import logging
 from pathlib import Path
 
@@ -121,3 +122,29 @@ def test_digests_tell_plans_apart_by_what_is_sent() -> None:
 def test_the_revision_is_of_the_sources(tmp_path: Path) -> None:
     assert sources_revision(tmp_path) == "unknown"
     assert sources_revision() == sources_revision() != ""
+
+
+def test_the_revision_changes_with_what_a_run_depends_on_and_with_nothing_else(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t", *words], check=True)
+
+    def write(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return sources_revision(path.parent)
+
+    git("init", "-q")
+    for name in ("engine/a.py", "docs/a.md", "tests/a.py", "README.md"):
+        write(name, "1")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    first = sources_revision(tmp_path)
+    assert [write(name, "2") for name in ("docs/a.md", "tests/a.py", "README.md")] == [first] * 3
+    git("commit", "-qam", "two")
+    assert sources_revision(tmp_path) == first
+    changed = write("engine/a.py", "2")
+    assert changed != first
+    git("commit", "-qam", "three")
+    assert sources_revision(tmp_path) not in (first, changed)
+    assert sources_revision(tmp_path / "engine") == sources_revision(tmp_path)
