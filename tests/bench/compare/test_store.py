@@ -1,8 +1,8 @@
 """Measured cells outlive a comparison that was broken off; stale, broken and partial ones are measured again."""
 
 import json
-import subprocess
 import logging
+import subprocess
 from pathlib import Path
 
 import pytest
