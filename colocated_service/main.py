@@ -10,20 +10,20 @@ from collections.abc import Callable
 import grpc.aio
 
 from decode_service.inbound_host import DecodeInboundHost
-from decode_service.main import grpc_receiver
+from decode_service.main import kv_receiver
 from decode_service.scheduler import DecodeScheduler
 from decode_service.service import DecodeService
 from decode_service.stage import DecodeStage
-from kv_transfer.interfaces import InboundCommit, KvSender
+from kv_transfer.interfaces import InboundCommit
 from kv_transfer.local import LocalKvSender
-from kv_transfer.selector import TransportSelector, build_senders
+from kv_transfer.selector import TransportSelector
 from pdserve.engine.block_pool import OwnerKind
 from pdserve.engine.ledger import Reservation
 from pdserve.serving.settings import Settings
 from pdserve.v1 import worker_pb2_grpc
 from pdserve.worker.parts import Worker, WorkerParts
 from pdserve.worker.process import run_worker
-from prefill_service.main import grpc_sender
+from prefill_service.main import network_sender
 from prefill_service.scheduler import PrefillScheduler
 from prefill_service.service import PrefillService
 from prefill_service.stage import PrefillStage
@@ -47,17 +47,16 @@ def build(parts: WorkerParts) -> Worker:
         parts.announce()
 
     decode = DecodeService(parts.incarnation, model, parts.ledger, engine, decode_stage, ledger_changed)
-    receiver = grpc_receiver(parts, DecodeInboundHost(decode.requests, engine, decode_stage))
+    receiver = kv_receiver(parts, DecodeInboundHost(decode.requests, engine, decode_stage))
 
     def hand_over(commit: InboundCommit) -> None:
         decode.requests.check_live(commit.sequence_id, commit.reservation_id)
         decode_stage.adopt(commit, OwnerKind.OUTBOUND, time.monotonic())
 
-    makers: dict[str, Callable[[], KvSender]] = {
-        "local": lambda: LocalKvSender(hand_over),
-        "grpc": lambda: grpc_sender(parts),
-    }
-    sender = TransportSelector(build_senders(settings.transfer.transports, makers))
+    network = network_sender(parts)
+    both_ways = [transport for transport in network.transports if transport in receiver.transports]
+    senders = {"local": LocalKvSender(hand_over), **dict.fromkeys(both_ways, network)}
+    sender = TransportSelector(settings.transfer.transports, senders)
     prefill = PrefillService(parts.incarnation, model, parts.ledger, engine, prefill_stage, sender, decode.requests)
 
     def cancel_inbound(reservation: Reservation) -> None:
@@ -79,5 +78,6 @@ def build(parts: WorkerParts) -> Worker:
         services=(decode, prefill),
         add_to_server=add_to_server,
         kv_port=receiver.start(settings.worker.host, settings.worker.kv_port),
+        transports=sender.transports,
         close=close,
     )

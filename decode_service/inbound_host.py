@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 class DecodeInboundHost:
-    """Implements kv_transfer.interfaces.InboundHost. `allocate` and `commit` block for up to one engine step, and must
-    not be called on the event loop; `release` returns at once and may come from any thread."""
+    """Implements kv_transfer.interfaces.InboundHost. `allocate` waits for the event loop, `commit` for up to one engine
+    step, too; neither may be called on the event loop. `release` returns at once and may come from any thread."""
 
     def __init__(self, requests: DecodeRequests, engine: EngineThread, stage: DecodeStage) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,9 +43,7 @@ class DecodeInboundHost:
     async def _allocate(self, sequence_id: SequenceId, reservation_id: int, num_blocks: int) -> InboundGrant:
         self._requests.begin_inbound(sequence_id, reservation_id, num_blocks)
         try:
-            block_ids = await asyncio.wrap_future(
-                self._engine.call(lambda: self._stage.allocate_inbound(sequence_id, num_blocks))
-            )
+            block_ids = self._stage.allocate_inbound(sequence_id, num_blocks)
         except BaseException:
             self._requests.inbound_ended(sequence_id)
             raise

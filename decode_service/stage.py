@@ -31,7 +31,7 @@ from pdserve.engine.step_loop import StageResources
 
 
 class DecodeStage:
-    """See the module. Every method runs on the engine thread, but for `pin_prefix` and `unpin_prefix`."""
+    """See the module. Every method runs on the engine thread, but for those that say otherwise."""
 
     def __init__(self, scheduler: DecodeScheduler, resources: StageResources) -> None:
         self._scheduler = scheduler
@@ -63,7 +63,7 @@ class DecodeStage:
     # --- inbound KV ---------------------------------------------------------------------------------------------------
 
     def allocate_inbound(self, sequence_id: SequenceId, num_blocks: int) -> tuple[int, ...]:
-        """Blocks for a transfer to write to; the caller has checked the reservation.
+        """Blocks for a transfer to write to; the caller has checked the reservation. From any thread.
 
         Raises:
             PdserveError: QUEUE_FULL while an earlier transfer of the sequence is still giving its blocks back.

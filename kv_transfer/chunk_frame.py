@@ -60,6 +60,11 @@ def chunk_spans(first_block: int, num_blocks: int, block_bytes: int, chunk_bytes
 
 def encode(header: ChunkHeader, pages: Seq[memoryview]) -> bytes:
     """One frame of the contiguous `pages`, in order; each byte is copied once."""
+    return b"".join((seal(header, pages), *pages))
+
+
+def seal(header: ChunkHeader, pages: Seq[memoryview]) -> bytes:
+    """The frame's header alone, with the checksum of the `pages`."""
     length = sum(page.nbytes for page in pages)
     fields = _FIELDS.pack(
         MAGIC,
@@ -73,7 +78,7 @@ def encode(header: ChunkHeader, pages: Seq[memoryview]) -> bytes:
         header.num_blocks,
         length,
     )
-    return b"".join((fields, _CHECKSUM.pack(_checksum(fields, pages)), *pages))
+    return fields + _CHECKSUM.pack(_checksum(fields, pages))
 
 
 def decode(frame: bytes) -> tuple[ChunkHeader, memoryview]:
@@ -82,18 +87,43 @@ def decode(frame: bytes) -> tuple[ChunkHeader, memoryview]:
     Raises:
         PdserveError: TRANSFER_FAILED: not a frame of this version, or a bit of it changed on the way.
     """
-    if len(frame) < HEADER_BYTES:
-        raise broken(f"a chunk of {len(frame)} bytes is shorter than its header of {HEADER_BYTES}")
-    magic, version, flags, *numbers, length = _FIELDS.unpack_from(frame)
+    view = memoryview(frame)
+    sealed = unseal(view[:HEADER_BYTES])
+    payload = view[HEADER_BYTES:]
+    if payload.nbytes != sealed.num_bytes:
+        raise broken(f"a chunk holds {payload.nbytes} bytes where its header says {sealed.num_bytes}")
+    sealed.check((payload,))
+    return sealed.header, payload
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A header as it came, of `num_bytes` bytes that may lie elsewhere."""
+
+    header: ChunkHeader
+    num_bytes: int
+    fields: bytes
+    checksum: int
+
+    def check(self, pages: Seq[memoryview]) -> None:
+        """Raises:
+        PdserveError: TRANSFER_FAILED: these are not the bytes, or a bit of the header changed on the way.
+        """
+        if _checksum(self.fields, pages) != self.checksum:
+            raise broken("a chunk's checksum does not match its bytes")
+
+
+def unseal(data: bytes | memoryview) -> Sealed:
+    """Raises:
+    PdserveError: TRANSFER_FAILED: not a header of this version.
+    """
+    if len(data) < HEADER_BYTES:
+        raise broken(f"a chunk of {len(data)} bytes is shorter than its header of {HEADER_BYTES}")
+    magic, version, flags, *numbers, length = _FIELDS.unpack_from(data)
     if magic != MAGIC or version != VERSION or flags != 0:
         raise broken(f"unknown chunk: magic {magic.hex()}, version {version}, flags {flags}")
-    view = memoryview(frame)
-    payload = view[HEADER_BYTES:]
-    if payload.nbytes != length:
-        raise broken(f"a chunk holds {payload.nbytes} bytes where its header says {length}")
-    if _checksum(view[: _FIELDS.size], (payload,)) != _CHECKSUM.unpack_from(frame, _FIELDS.size)[0]:
-        raise broken("a chunk's checksum does not match its bytes")
-    return ChunkHeader(*numbers), payload
+    fields, (checksum,) = bytes(data[: _FIELDS.size]), _CHECKSUM.unpack_from(data, _FIELDS.size)
+    return Sealed(ChunkHeader(*numbers), length, fields, checksum)
 
 
 def _checksum(fields: bytes | memoryview, pages: Seq[memoryview]) -> int:

@@ -7,26 +7,26 @@ from kv_transfer.interfaces import KvSender, OutboundEnd, OutboundTransfer, Tran
 from pdserve.core.errors import ErrorReason, PdserveError
 
 
-def build_senders(transports: Seq[str], makers: Mapping[str, Callable[[], KvSender]]) -> dict[str, KvSender]:
-    """Make a sender for every allowed transport (best first) that this process can make.
+class TransportSelector:
+    """A KvSender over several: `plan.peer.transport` names the one to use.
+
+    Args:
+        allowed: transports, best first.
+        senders: by transport; one may serve several.
 
     Raises:
-        PdserveError: UNSUPPORTED: none is left.
+        PdserveError: UNSUPPORTED: none is left. All senders are closed then.
     """
-    senders = {transport: makers[transport]() for transport in transports if transport in makers}
-    if not senders:
-        allowed, known = ", ".join(transports) or "none", ", ".join(makers) or "none"
-        raise PdserveError(
-            ErrorReason.UNSUPPORTED, f"allowed transports: {allowed}; possible: {known}", param="transfer.transports"
-        )
-    return senders
 
-
-class TransportSelector:
-    """A KvSender over several: `plan.peer.transport` names the one to use."""
-
-    def __init__(self, senders: Mapping[str, KvSender]) -> None:
-        self._senders = dict(senders)
+    def __init__(self, allowed: Seq[str], senders: Mapping[str, KvSender]) -> None:
+        self._all = list({id(sender): sender for sender in senders.values()}.values())
+        self._senders = {transport: senders[transport] for transport in allowed if transport in senders}
+        if not self._senders:
+            self.close()
+            names, known = ", ".join(allowed) or "none", ", ".join(senders) or "none"
+            raise PdserveError(
+                ErrorReason.UNSUPPORTED, f"allowed transports: {names}; possible: {known}", param="transfer.transports"
+            )
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -44,5 +44,5 @@ class TransportSelector:
         return sender.open(plan, on_end)
 
     def close(self) -> None:
-        for sender in self._senders.values():
+        for sender in self._all:
             sender.close()

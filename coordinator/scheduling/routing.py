@@ -7,6 +7,7 @@ from coordinator.fleet.values import Role, WorkerInfo, WorkerKey
 from pdserve.core.model_info import KvLayout
 
 LOCAL_TRANSPORT = "local"
+ONE_HOST_TRANSPORTS = frozenset({"shm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,13 @@ def link(prefill: WorkerInfo, decode: WorkerInfo, allowed: Seq[str]) -> tuple[st
     layout = next((layout for layout in prefill.kv_layouts if layout in decode.kv_layouts), None)
     if layout is None or prefill.model.fingerprint != decode.model.fingerprint:
         return None
-    same_worker = prefill.key == decode.key
+    same_worker, same_host = prefill.key == decode.key, prefill.host == decode.host
     if not same_worker and prefill.roles == decode.roles:
         return None
     for transport in allowed:
         both_have_it = transport in prefill.transports and transport in decode.transports
-        if both_have_it and (transport == LOCAL_TRANSPORT) == same_worker:
+        in_reach = same_host or transport not in ONE_HOST_TRANSPORTS
+        if both_have_it and in_reach and (transport == LOCAL_TRANSPORT) == same_worker:
             return transport, layout
     return None
 

@@ -43,8 +43,8 @@ class BlockPool:
     Blocks are reused oldest-first, which keeps freed bytes cold for as long as possible; what is cached goes only when
     nothing else is free, and never while anybody refers to it.
 
-    All calls are for the engine's thread, but for `pin`, `unpin` and the counts, which may come from any: `lock` guards
-    every one, for no longer than it takes to walk the blocks that a call names.
+    `lock` guards every call, for no longer than it takes to walk the blocks that it names. Whoever owns a block calls
+    from one thread; `allocate`, `pin`, `unpin` and the counts may come from any.
     """
 
     def __init__(self, num_blocks: int, lock: AbstractContextManager[object] | None = None) -> None:

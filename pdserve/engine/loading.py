@@ -34,7 +34,8 @@ _SAMPLING_BYTES = 128
 class EngineConfig:
     """What to load and how much to hold. `max_step_tokens` and `max_step_samples` bound one forward.
 
-    `kernels` and `attention_precision`: see `ModelOptions`.
+    `kernels` and `attention_precision`: see `ModelOptions`. `shared_pool`: KV blocks lie in memory that other processes
+    may be let read.
     """
 
     source: Path
@@ -48,6 +49,7 @@ class EngineConfig:
     max_step_samples: int = 64
     kernels: KernelChoice = "auto"
     attention_precision: Precision = "float32"
+    shared_pool: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     load_weights(files, model, progress)
     return_freed_memory()
     meter.mark("weights")
-    paged_kv = PagedKv(layout, plan.num_blocks, device)
+    paged_kv = PagedKv(layout, plan.num_blocks, device, shared=config.shared_pool)
     meter.mark("KV cache")
     runner = ModelRunner(model, paged_kv)
     runner.warm_up(min(WARM_UP_TOKENS, config.max_step_tokens))

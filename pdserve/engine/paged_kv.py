@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
-from pdserve_kernels.host_memory import huge_empty
+from pdserve_kernels.host_memory import huge_empty, shared_empty
 
 INNER_ORDERS = ("slot_dim", "word_columns")
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -18,10 +18,11 @@ class PagedKv:
     """A block store (see `interfaces.BlockStore`) over one pool tensor.
 
     `pool` is [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]: a block is one contiguous run of bytes.
-    The last two dimensions are to be taken literally in the inner order "slot_dim" only.
+    The last two dimensions are to be taken literally in the inner order "slot_dim" only. `shared_fd`: of the file that
+    holds the pool's bytes from its beginning to its end, if it was made `shared`, on the CPU, else None.
     """
 
-    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device, *, shared: bool = False) -> None:
         if num_blocks < 1:
             raise PdserveError(ErrorReason.INVALID_ARGUMENT, f"a pool of {num_blocks} KV blocks cannot serve")
         if layout.inner_order not in INNER_ORDERS or layout.scale_layout != "none" or layout.dtype not in TORCH_DTYPES:
@@ -29,8 +30,15 @@ class PagedKv:
         self._layout = layout
         heads = layout.num_kv_heads // layout.head_shard_size
         shape = (num_blocks, layout.num_layers, 2, heads, layout.block_size, layout.head_dim)
+        self.shared_fd: int | None = None
+        dtype = TORCH_DTYPES[layout.dtype]
+        if shared:
+            area, self.shared_fd = shared_empty(num_blocks * layout.block_bytes)
+            pool = area.view(dtype).view(shape)
+        else:
+            pool = _allocate(shape, dtype, device)
         # Touched at once, so that memory which is not there fails now and not in the middle of a generation.
-        self.pool: Tensor = _allocate(shape, TORCH_DTYPES[layout.dtype], device).zero_()
+        self.pool: Tensor = pool.zero_()
         self._bytes = self.pool.view(num_blocks, -1).view(torch.uint8)
         self._host: np.ndarray | None = self._bytes.numpy() if device.type == "cpu" else None
 

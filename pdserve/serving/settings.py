@@ -138,8 +138,9 @@ class ColocatedSettings(Section):
 
 
 class TransferSettings(Section):
-    transports: tuple[Literal["local", "grpc"], ...] = ("local", "grpc")
-    """Allowed ones, best first."""
+    transports: tuple[Literal["local", "shm", "grpc"], ...] = ("local", "shm", "grpc")
+    """Allowed ones, best first: within one process; between processes of one host, which lets decode workers read the
+    prefill worker's KV pool; over the network."""
     base_deadline_s: Seconds = 2.0
     """For any transfer step, however few its bytes."""
     min_bytes_per_s: Positive = 20_000_000

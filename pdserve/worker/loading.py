@@ -10,6 +10,7 @@ from pdserve.engine.loading import EngineConfig, LoadedEngine, load_engine
 from pdserve.engine.memory import MemoryLimits
 from pdserve.serving.settings import Settings
 from pdserve.worker.threads import describe_threads
+from pdserve_kernels.host_memory import CAN_SHARE
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
         max_step_samples=worker.max_batch_size,
         kernels=worker.kernels,
         attention_precision=worker.attention_precision,
+        shared_pool=_lets_others_read(settings, roles),
     )
     loaded = load_engine(config, _progress())
     logger.info("%s", describe_threads())
@@ -44,6 +46,13 @@ def load(settings: Settings, roles: tuple[str, ...]) -> LoadedEngine:
     if loaded.plan.warning:
         logger.warning("%s", loaded.plan.warning)
     return loaded
+
+
+def _lets_others_read(settings: Settings, roles: Sequence[str]) -> bool:
+    """A worker that only prefills and has its KV in host memory. Others read theirs at every decode step, and there
+    huge pages, which shared memory often cannot have, count for more."""
+    only_prefills = "prefill" in roles and "decode" not in roles
+    return CAN_SHARE and only_prefills and settings.model.device == "cpu" and "shm" in settings.transfer.transports
 
 
 def token_budget(settings: Settings, roles: Sequence[str]) -> int:

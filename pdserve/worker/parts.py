@@ -63,12 +63,14 @@ class WorkerParts:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker put together. `services` are in the order of the engine's stages."""
+    """A worker put together. `services` are in the order of the engine's stages; `transports`: how it can send KV, or
+    receive it."""
 
     engine: EngineThread
     services: tuple[StageService, ...]
     add_to_server: Callable[[grpc.aio.Server], None]
     kv_port: int
+    transports: tuple[str, ...]
     close: Callable[[], None]
 
 

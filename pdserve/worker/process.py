@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import socket
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -21,6 +20,7 @@ from pdserve.serving.coordinator_link import CoordinatorLink
 from pdserve.serving.load import PoolLoad, StageLoad, WorkerLoad
 from pdserve.serving.settings import Settings
 from pdserve.v1 import fleet_pb2
+from pdserve.worker.host import host_identity
 from pdserve.worker.loading import load, token_budget
 from pdserve.worker.parts import Worker, WorkerParts, make_parts
 
@@ -130,10 +130,10 @@ class _Process:
             model_name=self._loaded.model_info.name,
             model=model_info_to_proto(self._loaded.model_info),
             kv_layouts=[kv_layout_to_proto(layout)],
-            transports=[t for t in self._all_settings.transfer.transports if t != "local" or len(self._roles) > 1],
+            transports=[t for t in self._all_settings.transfer.transports if t in self._worker.transports],
             control_address=f"{host}:{control_port}",
             kv_address=f"{host}:{self._worker.kv_port}" if self._worker.kv_port else "",
-            host=socket.gethostname(),
+            host=host_identity(),
             capacity=capacity,
         )
 

@@ -2,13 +2,13 @@
 
 import sys
 
-from kv_transfer.grpc_receiver import GrpcKvReceiver
+from kv_transfer.receiver import KvReceiver
 from pdserve.serving.settings import TransferSettings
 from tests.kv_transfer.support import FINGERPRINT, RECEIVER, CheckingHost, MemoryStore
 
 
 def main() -> None:
-    receiver = GrpcKvReceiver(RECEIVER, FINGERPRINT, MemoryStore(16), CheckingHost(16), TransferSettings())
+    receiver = KvReceiver(RECEIVER, FINGERPRINT, MemoryStore(16), CheckingHost(16), TransferSettings(), with_shm=True)
     sys.stdout.write(f"{receiver.start('127.0.0.1', 0)}\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -1,6 +1,8 @@
 """A block store in memory, a decode host that checks ownership, and plans: what every transfer test needs."""
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -10,6 +12,7 @@ from kv_transfer.messages import CommitOrder, PrepareOrder, WorkerIdentity, stal
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import KvLayout
+from pdserve_kernels.host_memory import shared_empty
 
 LAYOUT = KvLayout(dtype="float32", block_size=4, num_layers=1, num_kv_heads=1, head_dim=2)  # 64 bytes a block
 FINGERPRINT = "model-a"
@@ -26,11 +29,19 @@ def layout_of(block_bytes: int) -> KvLayout:
 
 
 class MemoryStore:
-    """A BlockStore; `before_write` runs inside write_block, `before_read` inside read_block."""
+    """A BlockStore; `before_write` runs inside write_block, `before_read` inside read_block.
 
-    def __init__(self, num_blocks: int, layout: KvLayout = LAYOUT) -> None:
+    `shared`: peers may read it through `shared_fd`, as a prefill worker's pool.
+    """
+
+    def __init__(self, num_blocks: int, layout: KvLayout = LAYOUT, *, shared: bool = False) -> None:
         self.layout = layout
-        self.pages = [bytearray(layout.block_bytes) for _ in range(num_blocks)]
+        self.shared_fd: int | None = None
+        self.pages: Seq[bytearray | memoryview] = [bytearray(layout.block_bytes) for _ in range(num_blocks)]
+        if shared:
+            area, self.shared_fd = shared_empty(num_blocks * layout.block_bytes)
+            weakref.finalize(self, os.close, self.shared_fd)
+            self.pages = [row.numpy().data for row in area.view(num_blocks, -1)]
         self.before_write: Callable[[int], None] = lambda block_id: None
         self.before_read: Callable[[int], None] = lambda block_id: None
 
@@ -143,8 +154,10 @@ def join_threads_since(before: set[threading.Thread]) -> None:
         assert not thread.is_alive(), f"{thread.name} is left over"
 
 
-def peer_at(address: str, layout: KvLayout = LAYOUT, receiver: WorkerIdentity = RECEIVER) -> Peer:
-    return Peer(receiver.worker_id, receiver.incarnation, address, layout, "grpc")
+def peer_at(
+    address: str, layout: KvLayout = LAYOUT, receiver: WorkerIdentity = RECEIVER, transport: str = "grpc"
+) -> Peer:
+    return Peer(receiver.worker_id, receiver.incarnation, address, layout, transport)
 
 
 def plan_of(sequence: int, peer: Peer, num_blocks: int, deadline_s: float = 60.0, first_block: int = 0) -> TransferPlan:

@@ -15,12 +15,14 @@ import uvloop
 
 from kv_transfer import transfer_wire as wire
 from kv_transfer.chunk_frame import ChunkHeader, encode
-from kv_transfer.grpc_link import FrameFeed, GrpcLink, GrpcSource, refusal_to_raise
-from kv_transfer.grpc_receiver import GrpcKvReceiver
-from kv_transfer.grpc_sender import GrpcKvSender
 from kv_transfer.interfaces import Peer
-from kv_transfer.link import ChunkBatch, PairBroken
 from kv_transfer.messages import Ready, WorkerIdentity, broken, stale, stale_pair
+from kv_transfer.outbound.answers import refusal_to_raise
+from kv_transfer.outbound.link import ChunkBatch, PairBroken
+from kv_transfer.outbound.source import Source
+from kv_transfer.over_grpc.link import FrameFeed, GrpcLink
+from kv_transfer.receiver import KvReceiver
+from kv_transfer.sender import NetworkKvSender
 from pdserve.client.channels import KEEPALIVE, MAX_MESSAGE_BYTES, Keepalive, aio_channel, aio_server, bind, sync_channel
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.serving.settings import TransferSettings
@@ -51,7 +53,7 @@ class Served:
         self.store = MemoryStore(num_blocks)
         self.host = CheckingHost(num_blocks)
         settings = TransferSettings(lease_s=120.0)
-        self.receiver = GrpcKvReceiver(RECEIVER, FINGERPRINT, self.store, self.host, settings, keepalive=keepalive)
+        self.receiver = KvReceiver(RECEIVER, FINGERPRINT, self.store, self.host, settings, keepalive=keepalive)
         self.address = f"127.0.0.1:{self.receiver.start('127.0.0.1', 0)}"
 
     def link(self, epoch: int = 1, keepalive: Keepalive = KEEPALIVE) -> GrpcLink:
@@ -80,8 +82,8 @@ def other_process() -> Iterator[tuple[subprocess.Popen[str], Peer]]:
 
 
 def link_to(address: str, store: MemoryStore, epoch: int = 1, keepalive: Keepalive = KEEPALIVE) -> GrpcLink:
-    source = GrpcSource(SENDER, FINGERPRINT, store, 1024 * 1024, keepalive)
-    return GrpcLink(source, peer_at(address, store.layout), epoch)
+    source = Source(SENDER, FINGERPRINT, store, 1024 * 1024)
+    return GrpcLink(source, peer_at(address, store.layout), epoch, keepalive)
 
 
 def send_chunks(channel: grpc.Channel) -> "grpc.StreamUnaryMultiCallable[bytes, pb.ChunksAck]":
@@ -252,9 +254,9 @@ def test_a_frozen_peer_costs_its_own_pair_only(other_process: tuple[subprocess.P
     process, frozen = other_process
     settings, healthy = TransferSettings(base_deadline_s=1.0), WorkerIdentity("decode-1", 33)
     store, host = MemoryStore(16), CheckingHost(16)
-    receiver = GrpcKvReceiver(healthy, FINGERPRINT, MemoryStore(16), host, settings)
+    receiver = KvReceiver(healthy, FINGERPRINT, MemoryStore(16), host, settings)
     port = receiver.start("127.0.0.1", 0)
-    sender, ends = GrpcKvSender(store, SENDER, FINGERPRINT, settings), EndLog()
+    sender, ends = NetworkKvSender(store, SENDER, FINGERPRINT, settings), EndLog()
     freeze(process)
     for sequence in (1, 2):
         sender.open(plan_of(sequence, frozen, 1), ends).send([0])
@@ -299,7 +301,7 @@ def test_a_receiver_and_a_uvloop_server_share_a_process(served: Served):
 
 def run_a_transfer(served: Served, sequence: int = 1) -> None:
     identity = WorkerIdentity("prefill-7", 77)
-    sender, ends = GrpcKvSender(MemoryStore(16), identity, FINGERPRINT, TransferSettings()), EndLog()
+    sender, ends = NetworkKvSender(MemoryStore(16), identity, FINGERPRINT, TransferSettings()), EndLog()
     transfer = sender.open(plan_of(sequence, peer_at(served.address), 8), ends)
     for block in range(8):
         transfer.send([block])

@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kv_transfer.chunk_frame import ChunkHeader
-from kv_transfer.inbound import InboundTransfers
-from kv_transfer.inbound_registry import InboundStats
+from kv_transfer.inbound.payload import ReceivedBytes
+from kv_transfer.inbound.registry import InboundStats
+from kv_transfer.inbound.transfers import InboundTransfers
 from kv_transfer.messages import Busy, PairKey, Ready, WorkerIdentity
 from pdserve.core.errors import ErrorReason, PdserveError
 from tests.kv_transfer.support import LAYOUT, SENDER, WAIT_S, CheckingHost, MemoryStore, commit_order, prepare_order
@@ -31,11 +32,11 @@ class Bench:
     def chunk(self, transfer_id: int, sequence: int, block: int, count: int = 1, now_s: float = 0.0) -> None:
         payload = b"".join(page_of(transfer_id, i) for i in range(block, block + count))
         header = ChunkHeader(transfer_id, PAIR.epoch, sequence, block, 0, count)
-        self.inbound.receive(PAIR, header, memoryview(payload), now_s)
+        self.inbound.receive(PAIR, header, ReceivedBytes(memoryview(payload)), now_s)
 
     def part(self, sequence: int, block: int, offset: int, size: int) -> None:
         header = ChunkHeader(1, PAIR.epoch, sequence, block, offset, 1)
-        self.inbound.receive(PAIR, header, memoryview(page_of(1, block)[offset : offset + size]), 0.0)
+        self.inbound.receive(PAIR, header, ReceivedBytes(memoryview(page_of(1, block)[offset : offset + size])), 0.0)
 
     def commit(self, transfer_id: int, num_blocks: int, num_chunks: int) -> None:
         self.inbound.commit(PAIR, commit_order(transfer_id, num_blocks, num_chunks))
@@ -233,7 +234,7 @@ def test_two_senders_may_use_the_same_transfer_id(bench: Bench):
     bench.prepare(1, 1, 1)
     bench.inbound.prepare(PairKey(12, 1), prepare_order(1, 1, 2), 0.0)
     header = ChunkHeader(1, 1, 0, 0, 0, 1)
-    bench.inbound.receive(PairKey(12, 1), header, memoryview(b"\1" * SIZE), 0.0)
+    bench.inbound.receive(PairKey(12, 1), header, ReceivedBytes(memoryview(b"\1" * SIZE)), 0.0)
     bench.chunk(1, 0, 0)
     bench.commit(1, 1, 1)
     bench.check_content(1)

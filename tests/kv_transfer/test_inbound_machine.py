@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kv_transfer.chunk_frame import ChunkHeader
-from kv_transfer.inbound import InboundTransfers
+from kv_transfer.inbound.payload import ReceivedBytes
+from kv_transfer.inbound.transfers import InboundTransfers
 from kv_transfer.messages import PairKey, WorkerIdentity
 from pdserve.core.errors import PdserveError
 from tests.kv_transfer.support import LAYOUT, CheckingHost, MemoryStore, commit_order, prepare_order
@@ -147,7 +148,7 @@ class InboundMachine(RuleBasedStateMachine):
 
         self.store.before_write = interfere
         header = ChunkHeader(transfer_id, epoch, sequence, first, 0, count)
-        self.attempt(lambda: self.inbound.receive(pair, header, memoryview(payload), self.now_s))
+        self.attempt(lambda: self.inbound.receive(pair, header, ReceivedBytes(memoryview(payload)), self.now_s))
         self.store.before_write = lambda _: None
 
     @rule(sender=senders, epoch=epochs, transfer_id=transfer_ids, num_blocks=counts, num_chunks=counts)

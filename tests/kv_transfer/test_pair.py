@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from kv_transfer.interfaces import OutboundTransfer, Peer
-from kv_transfer.link import ChunkBatch, PairBroken
 from kv_transfer.messages import Busy, CommitOrder, PrepareOrder, Ready, WorkerIdentity, stale
-from kv_transfer.pair import PairLimits
-from kv_transfer.paired_sender import PairedKvSender
+from kv_transfer.outbound.link import ChunkBatch, PairBroken
+from kv_transfer.outbound.pair import PairLimits
+from kv_transfer.outbound.sender import PairedKvSender
 from pdserve.core.errors import ErrorReason, PdserveError
 from tests.kv_transfer.support import LAYOUT, WAIT_S, EndLog, peer_at, plan_of
 
@@ -82,11 +82,13 @@ class Bench:
         self.script = Script()
         self.ends = EndLog()
         self.peers: list[Peer] = []
+        self.num_broken: list[int] = []
         self.links: list[ScriptedLink] = []
         self.sender = PairedKvSender(self.make_link, limits)
 
-    def make_link(self, peer: Peer, epoch: int) -> ScriptedLink:
+    def make_link(self, peer: Peer, epoch: int, num_broken: int) -> ScriptedLink:
         self.peers.append(peer)
+        self.num_broken.append(num_broken)
         self.links.append(ScriptedLink(self.script, epoch))
         return self.links[-1]
 

@@ -175,15 +175,19 @@ class SlowedRunner:
 
 def slow_transfers() -> None:
     """Every batch of KV blocks takes longer on its way, as over a slower link."""
-    from kv_transfer.grpc_link import GrpcLink
+    from kv_transfer.over_grpc.link import GrpcLink
+    from kv_transfer.over_shm.link import ShmLink
 
-    send = GrpcLink.send
+    def slowed(send: Any) -> Any:
+        def slow_send(link: Any, batch: Any, timeout_s: float) -> int:
+            time.sleep(Costs.read().transfer_s)
+            sent: int = send(link, batch, timeout_s)
+            return sent
 
-    def slow_send(link: GrpcLink, batch: Any, timeout_s: float) -> int:
-        time.sleep(Costs.read().transfer_s)
-        return send(link, batch, timeout_s)
+        return slow_send
 
-    GrpcLink.send = slow_send  # type: ignore[method-assign]
+    for kind in (GrpcLink, ShmLink):
+        kind.send = slowed(kind.send)  # type: ignore[method-assign]
 
 
 def load_slowed(role: str) -> Any:

@@ -47,6 +47,16 @@ def test_pairs_need_one_model_one_layout_and_a_common_transport() -> None:
     assert link(prefill, decode, ("local",)) is None
 
 
+def test_memory_is_shared_on_one_host_only() -> None:
+    both = ("shm", "grpc")
+    prefill, decode = info("p0", PREFILL, both), info("d0", DECODE, both)
+    allowed = ("local", "shm", "grpc")
+    assert link(prefill, decode, allowed) == ("shm", LAYOUT)
+    assert link(prefill, replace(decode, host="elsewhere"), allowed) == ("grpc", LAYOUT)
+    assert link(prefill, info("d0", DECODE), allowed) == ("grpc", LAYOUT)
+    assert link(prefill, decode, ("grpc", "shm")) == ("grpc", LAYOUT)
+
+
 def test_a_colocated_worker_works_for_no_other_one_and_needs_no_room_at_itself() -> None:
     transports = ("local", "grpc")
     full = view(info("c0", BOTH, transports), free=1, room=0)

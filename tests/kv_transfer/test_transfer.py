@@ -1,4 +1,4 @@
-"""Sender and receiver over loopback sockets."""
+"""Sender and receiver over loopback sockets, and through shared memory."""
 
 import random
 import threading
@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from kv_transfer.grpc_receiver import GrpcKvReceiver
-from kv_transfer.grpc_sender import GrpcKvSender
-from kv_transfer.interfaces import OutboundTransfer
+from kv_transfer.interfaces import OutboundTransfer, Peer
 from kv_transfer.messages import WorkerIdentity
+from kv_transfer.receiver import KvReceiver
+from kv_transfer.sender import NetworkKvSender
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.model_info import KvLayout
 from pdserve.serving.settings import TransferSettings
@@ -36,16 +36,35 @@ SETTINGS = TransferSettings()
 class Fleet:
     """One sender and one receiver, `num_blocks` blocks each."""
 
-    def __init__(self, layout: KvLayout = LAYOUT, num_blocks: int = 16, settings: TransferSettings = SETTINGS) -> None:
-        self.source = MemoryStore(num_blocks, layout)
+    def __init__(
+        self,
+        transport: str,
+        layout: KvLayout = LAYOUT,
+        num_blocks: int = 16,
+        settings: TransferSettings = SETTINGS,
+    ) -> None:
+        self.transport = transport
+        self.source = MemoryStore(num_blocks, layout, shared=transport == "shm")
         self.target = MemoryStore(num_blocks, layout)
         self.source.fill(range(num_blocks))
         self.host = CheckingHost(num_blocks)
-        self.receiver = GrpcKvReceiver(RECEIVER, FINGERPRINT, self.target, self.host, settings)
+        self.receiver = self.new_receiver(RECEIVER, self.host, settings)
         self.port = self.receiver.start("127.0.0.1", 0)
-        self.peer = peer_at(f"127.0.0.1:{self.port}", layout)
-        self.sender = GrpcKvSender(self.source, SENDER, FINGERPRINT, settings)
+        self.peer = self.peer_for(RECEIVER)
+        self.sender = self.new_sender(SENDER, settings)
         self.ends = EndLog()
+
+    def new_receiver(
+        self, identity: WorkerIdentity, host: CheckingHost, settings: TransferSettings = SETTINGS
+    ) -> KvReceiver:
+        with_shm = self.transport == "shm"
+        return KvReceiver(identity, FINGERPRINT, self.target, host, settings, with_shm=with_shm)
+
+    def new_sender(self, identity: WorkerIdentity, settings: TransferSettings = SETTINGS) -> NetworkKvSender:
+        return NetworkKvSender(self.source, identity, FINGERPRINT, settings, shared_fd=self.source.shared_fd)
+
+    def peer_for(self, receiver: WorkerIdentity) -> Peer:
+        return peer_at(f"127.0.0.1:{self.port}", self.source.layout, receiver, self.transport)
 
     def open(self, sequence: int, num_blocks: int, deadline_s: float = 60.0) -> OutboundTransfer:
         return self.sender.open(plan_of(sequence, self.peer, num_blocks, deadline_s), self.ends)
@@ -65,10 +84,15 @@ class Fleet:
         self.receiver.close()
 
 
+@pytest.fixture(params=["grpc", "shm"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def fleet():
+def fleet(transport: str):
     threads = set(threading.enumerate())
-    fleet = Fleet()
+    fleet = Fleet(transport)
     yield fleet
     fleet.close()
     assert not fleet.host.owned
@@ -156,9 +180,9 @@ def test_many_transfers_interleave(fleet: Fleet):
 
 
 @pytest.mark.parametrize("size", [4 * MIB - 16, 4 * MIB, 4 * MIB + 16, 64 * MIB])
-def test_blocks_beyond_every_message_limit_arrive(size: int):
+def test_blocks_beyond_every_message_limit_arrive(size: int, transport: str):
     """K02: a block is cut into chunks, whatever gRPC's limits (16 bytes is the least step of a block's size)."""
-    fleet = Fleet(layout_of(size), num_blocks=1)
+    fleet = Fleet(transport, layout_of(size), num_blocks=1)
     send_groups(fleet.open(1, 1), [[0]])
     assert fleet.error_of(1) is None
     fleet.check_content(1, [0])
@@ -168,7 +192,7 @@ def test_blocks_beyond_every_message_limit_arrive(size: int):
 @pytest.mark.parametrize("chunk_bytes", [4 * MIB - 1, 4 * MIB, 4 * MIB + 1, 16 * MIB - 48])
 def test_payloads_around_grpcs_own_limit_arrive(chunk_bytes: int):
     """K02: gRPC's default of 4 MiB a message is raised on both sides."""
-    fleet = Fleet(layout_of(17 * MIB), num_blocks=1, settings=TransferSettings(chunk_bytes=chunk_bytes))
+    fleet = Fleet("grpc", layout_of(17 * MIB), num_blocks=1, settings=TransferSettings(chunk_bytes=chunk_bytes))
     send_groups(fleet.open(1, 1), [[0]])
     assert fleet.error_of(1) is None
     fleet.check_content(1, [0])
@@ -177,13 +201,13 @@ def test_payloads_around_grpcs_own_limit_arrive(chunk_bytes: int):
 
 def test_chunks_too_large_for_a_message_are_refused_by_name():
     with pytest.raises(PdserveError, match="bytes a chunk") as refused:
-        GrpcKvSender(MemoryStore(1), SENDER, FINGERPRINT, TransferSettings(chunk_bytes=16 * MIB))
+        NetworkKvSender(MemoryStore(1), SENDER, FINGERPRINT, TransferSettings(chunk_bytes=16 * MIB))
     assert refused.value.param == "transfer.chunk_bytes"
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 63, 64, 65, 128, 200])
-def test_any_chunk_size_gives_the_same_bytes(chunk_bytes: int):
-    fleet = Fleet(settings=TransferSettings(chunk_bytes=chunk_bytes))
+def test_any_chunk_size_gives_the_same_bytes(chunk_bytes: int, transport: str):
+    fleet = Fleet(transport, settings=TransferSettings(chunk_bytes=chunk_bytes))
     send_groups(fleet.open(1, 5), [[4, 2], [8, 6, 0]])
     assert fleet.error_of(1) is None
     fleet.check_content(1, [4, 2, 8, 6, 0])
@@ -221,10 +245,10 @@ def test_a_sender_that_gives_up_frees_both_sides(fleet: Fleet):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_cancels_on_both_sides_lose_no_block(seed: int):
+def test_random_cancels_on_both_sides_lose_no_block(seed: int, transport: str):
     """E02: three senders, 20 transfers each, a third aborted by the sender, a third cancelled by the receiver."""
-    fleet = Fleet(num_blocks=64)
-    senders = [GrpcKvSender(fleet.source, WorkerIdentity(f"p{i}", 100 + i), FINGERPRINT, SETTINGS) for i in range(3)]
+    fleet = Fleet(transport, num_blocks=64)
+    senders = [fleet.new_sender(WorkerIdentity(f"p{i}", 100 + i)) for i in range(3)]
     rng = random.Random(seed)
     for sequence in range(1, 61):
         transfer = senders[sequence % 3].open(plan_of(sequence, fleet.peer, 4), fleet.ends)
@@ -311,11 +335,11 @@ def test_a_restarted_receiver_refuses_what_was_meant_for_its_predecessor(fleet: 
     fleet.receiver.close()
     restarted = WorkerIdentity(RECEIVER.worker_id, RECEIVER.incarnation + 1)
     host = CheckingHost(16)
-    receiver = GrpcKvReceiver(restarted, FINGERPRINT, fleet.target, host, SETTINGS)
+    receiver = fleet.new_receiver(restarted, host)
     assert receiver.start("127.0.0.1", fleet.port) == fleet.port
     send_groups(fleet.open(2, 1), [[1]])
     assert fleet.error_of(2) is ErrorReason.STALE
-    plan = replace(plan_of(3, fleet.peer, 1), peer=peer_at(fleet.peer.kv_address, receiver=restarted))
+    plan = replace(plan_of(3, fleet.peer, 1), peer=fleet.peer_for(restarted))
     send_groups(fleet.sender.open(plan, fleet.ends), [[1]])
     assert fleet.error_of(3) is None
     assert set(host.committed) == {3}
@@ -325,7 +349,7 @@ def test_a_restarted_receiver_refuses_what_was_meant_for_its_predecessor(fleet: 
 def test_a_restarted_sender_replaces_its_predecessor(fleet: Fleet):
     fleet.open(1, 2).send([1])
     fleet.host.wait_for(lambda: 1 in fleet.host.owned)
-    restarted = GrpcKvSender(fleet.source, replace(SENDER, incarnation=12), FINGERPRINT, SETTINGS)
+    restarted = fleet.new_sender(replace(SENDER, incarnation=12))
     send_groups(restarted.open(plan_of(2, fleet.peer, 1), fleet.ends), [[5]])
     assert fleet.error_of(2) is None
     fleet.host.wait_for(lambda: 1 not in fleet.host.owned)
@@ -345,9 +369,9 @@ def test_an_incompatible_peer_is_refused_before_any_byte_moves(
     layout: KvLayout, fingerprint: str, named: str, fleet: Fleet
 ):
     """E08: the refusal names the field, reaches the request's end, and nothing was allocated."""
-    store = MemoryStore(4, layout)
+    store = MemoryStore(4, layout, shared=fleet.transport == "shm")
     store.before_read = lambda block_id: pytest.fail("a block was read")
-    sender = GrpcKvSender(store, WorkerIdentity("prefill-9", 99), fingerprint, SETTINGS)
+    sender = NetworkKvSender(store, WorkerIdentity("prefill-9", 99), fingerprint, SETTINGS, shared_fd=store.shared_fd)
     send_groups(sender.open(plan_of(1, fleet.peer, 1), fleet.ends), [[0]])
     end = fleet.ends.wait(1)
     sender.close()
@@ -357,9 +381,9 @@ def test_an_incompatible_peer_is_refused_before_any_byte_moves(
     fleet.host.check_all_free()
 
 
-def test_a_silent_sender_is_given_up_after_the_lease():
+def test_a_silent_sender_is_given_up_after_the_lease(transport: str):
     """The receiver's reaper frees blocks when no message can come any more."""
-    fleet = Fleet(settings=TransferSettings(lease_s=0.1))
+    fleet = Fleet(transport, settings=TransferSettings(lease_s=0.1))
     fleet.source.before_read = lambda block_id: released.wait(WAIT_S) and None
     released = threading.Event()
     fleet.open(1, 2).send([1])
@@ -383,7 +407,7 @@ def test_closing_the_receiver_ends_what_is_open_and_the_sender_notices(fleet: Fl
 
 
 def test_a_taken_port_is_an_os_error(fleet: Fleet):
-    second = GrpcKvReceiver(RECEIVER, FINGERPRINT, fleet.target, fleet.host, SETTINGS)
+    second = fleet.new_receiver(RECEIVER, fleet.host)
     with pytest.raises(OSError, match=str(fleet.port)):
         second.start("127.0.0.1", fleet.port)
     second.close()

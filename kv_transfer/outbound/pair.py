@@ -13,9 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from kv_transfer.interfaces import OutboundEnd, TransferPlan
-from kv_transfer.link import Link, PairBroken
-from kv_transfer.link_slot import LinkSlot
-from kv_transfer.outbound import Outbound, Step
+from kv_transfer.outbound.link import Link, PairBroken
+from kv_transfer.outbound.link_slot import LinkSlot
+from kv_transfer.outbound.transfer import Outbound, Step
 from pdserve.core.errors import ErrorReason, PdserveError
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,9 @@ class PairTransfer:
 class Pair:
     """Any thread may add transfers and wishes; one thread of its own makes every call to the link and to `on_end`."""
 
-    def __init__(self, name: str, make_link: Callable[[int], Link], numbers: PairNumbers, limits: PairLimits) -> None:
+    def __init__(
+        self, name: str, make_link: Callable[[int, int], Link], numbers: PairNumbers, limits: PairLimits
+    ) -> None:
         self._name = name
         self._slot = LinkSlot(make_link, numbers.epochs)
         self._transfer_ids = numbers.transfer_ids
@@ -229,7 +231,7 @@ class Pair:
 
     def _poison(self, message: str, affected: Callable[[Outbound], bool]) -> None:
         logger.warning("dropped the KV link to %s: %s", self._name, message)
-        self._slot.drop()
+        self._slot.drop_broken()
         with self._changed:
             victims = [outbound for outbound in self._open if affected(outbound)]
         error = PdserveError(ErrorReason.TRANSFER_FAILED, f"the KV transfer to {self._name} failed twice: {message}")

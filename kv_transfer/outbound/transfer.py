@@ -11,8 +11,8 @@ from collections.abc import Callable
 from enum import Enum
 
 from kv_transfer.interfaces import OutboundEnd, TransferPlan
-from kv_transfer.link import ChunkBatch
 from kv_transfer.messages import Busy, CommitOrder, PrepareOrder, Ready
+from kv_transfer.outbound.link import ChunkBatch
 from pdserve.core.errors import ErrorReason, PdserveError
 
 MAX_ATTEMPTS = 2

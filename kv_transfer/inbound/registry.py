@@ -1,11 +1,11 @@
-"""Which inbound transfers are open, which were committed, and the counts. No locks, no host: inbound.py has both."""
+"""Which inbound transfers are open, which were committed, and the counts. No locks, no host: transfers.py has both."""
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_transfer.inbound_pairs import PairTable
-from kv_transfer.inbound_transfer import InboundPhase, InboundTransfer
+from kv_transfer.inbound.pair_table import PairTable
+from kv_transfer.inbound.transfer import InboundPhase, InboundTransfer
 from kv_transfer.messages import Busy, PairKey, PrepareOrder, stale
 from pdserve.core.errors import ErrorReason, PdserveError, invalid
 from pdserve.core.model_info import KvLayout

@@ -2,37 +2,26 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
 
 from kv_transfer import transfer_wire as wire
-from kv_transfer.chunk_frame import ChunkHeader, chunk_spans, encode
-from kv_transfer.handshake import Terms
+from kv_transfer.chunk_frame import encode
 from kv_transfer.interfaces import Peer
-from kv_transfer.link import ChunkBatch, PairBroken
-from kv_transfer.messages import STALE_PAIR_PARAM, Busy, CommitOrder, PairKey, PrepareOrder, Ready, WorkerIdentity
-from pdserve.client.channels import Keepalive, sync_channel
+from kv_transfer.messages import Busy, CommitOrder, PairKey, PrepareOrder, Ready
+from kv_transfer.outbound import answers
+from kv_transfer.outbound.chunks import chunks_of
+from kv_transfer.outbound.link import ChunkBatch, PairBroken
+from kv_transfer.outbound.source import Source
+from pdserve.client.channels import KEEPALIVE, Keepalive, sync_channel
 from pdserve.client.errors import ERROR_METADATA_KEY, error_from_rpc
-from pdserve.client.wire import PROTOCOL_VERSION, error_from_proto
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.engine.interfaces import BlockStore
 from pdserve.v1 import kv_transfer_pb2 as pb
 from pdserve.v1 import kv_transfer_pb2_grpc as rpc
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcSource:
-    """What all links of one sender share: whose blocks go out, and how they are cut and guarded."""
-
-    identity: WorkerIdentity
-    model_fingerprint: str
-    store: BlockStore
-    chunk_bytes: int
-    keepalive: Keepalive
 
 
 class FrameFeed:
@@ -43,7 +32,7 @@ class FrameFeed:
         self.error: Exception | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        self._frames = self._make(store, batch, epoch, chunk_bytes)
+        self._frames = (encode(*chunk) for chunk in chunks_of(store, batch, epoch, chunk_bytes))
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -66,28 +55,15 @@ class FrameFeed:
         with self._lock:
             self._stopped = True
 
-    @staticmethod
-    def _make(store: BlockStore, batch: ChunkBatch, epoch: int, chunk_bytes: int) -> Iterator[bytes]:
-        transfer_id, first, sequence = batch.transfer_id, batch.first_block, batch.first_sequence
-        if not batch.block_ids:
-            yield encode(ChunkHeader(transfer_id, epoch, sequence, first, 0, 0), ())
-        for span in chunk_spans(first, len(batch.block_ids), store.layout.block_bytes, chunk_bytes):
-            index, offset = span.first_block - first, span.byte_offset
-            pages = [store.read_block(block_id) for block_id in batch.block_ids[index : index + span.num_blocks]]
-            if span.num_blocks == 1:
-                pages = [pages[0][offset : offset + span.num_bytes]]
-            yield encode(ChunkHeader(transfer_id, epoch, sequence, span.first_block, offset, span.num_blocks), pages)
-            sequence += 1
-
 
 class GrpcLink:
-    """Implements kv_transfer.link.Link."""
+    """Implements kv_transfer.outbound.link.Link."""
 
-    def __init__(self, source: GrpcSource, peer: Peer, epoch: int) -> None:
+    def __init__(self, source: Source, peer: Peer, epoch: int, keepalive: Keepalive = KEEPALIVE) -> None:
         self._source = source
         self._peer = peer
         self._pair = PairKey(source.identity.incarnation, epoch)
-        self._channel = sync_channel(peer.kv_address, None, source.keepalive)
+        self._channel = sync_channel(peer.kv_address, None, keepalive)
         self._stub = rpc.KvTransferStub(self._channel)
         self._send_chunks: grpc.StreamUnaryMultiCallable[bytes, pb.ChunksAck] = self._channel.stream_unary(
             f"/{wire.SERVICE}/{wire.SEND_CHUNKS}", response_deserializer=pb.ChunksAck.FromString
@@ -98,19 +74,12 @@ class GrpcLink:
         )
 
     def handshake(self, timeout_s: float) -> None:
-        source, receiver = self._source, WorkerIdentity(self._peer.worker_id, self._peer.incarnation)
-        terms = Terms(PROTOCOL_VERSION, source.model_fingerprint, source.store.layout, "grpc")
-        request = wire.handshake_to_proto(source.identity, receiver, self._pair.epoch, terms)
+        request = self._source.handshake(self._peer, self._pair.epoch, "grpc")
         _call(lambda: self._stub.Handshake(request, timeout=timeout_s))
 
     def prepare(self, order: PrepareOrder, timeout_s: float) -> Ready | Busy:
         request = wire.prepare_to_proto(self._pair, order)
-        answer = wire.prepared_from_proto(_call(lambda: self._stub.Prepare(request, timeout=timeout_s)))
-        if answer is None:
-            raise PairBroken("Prepare was answered by nothing that this version knows")
-        if isinstance(answer, PdserveError):
-            raise refusal_to_raise(answer)
-        return answer
+        return answers.prepared(_call(lambda: self._stub.Prepare(request, timeout=timeout_s)))
 
     def send(self, batch: ChunkBatch, timeout_s: float) -> int:
         source = self._source
@@ -121,20 +90,11 @@ class GrpcLink:
             feed.stop()
         if feed.error is not None:
             raise PdserveError(ErrorReason.INTERNAL, "reading KV blocks failed") from feed.error
-        if ack.HasField("error"):
-            raise refusal_to_raise(error_from_proto(ack.error))
-        expected = (batch.first_sequence + feed.num_frames, batch.first_block + len(batch.block_ids))
-        if (ack.next_sequence, ack.num_blocks_received) != expected:
-            raise PairBroken(f"chunks were answered by {ack.next_sequence, ack.num_blocks_received}, not {expected}")
-        return ack.next_sequence
+        return answers.acknowledged(ack, batch, feed.num_frames)
 
     def commit(self, order: CommitOrder, timeout_s: float) -> None:
         request = wire.commit_to_proto(self._pair, order)
-        answer = _call(lambda: self._stub.Commit(request, timeout=timeout_s))
-        if answer.HasField("error"):
-            raise refusal_to_raise(error_from_proto(answer.error))
-        if not answer.HasField("done"):
-            raise PairBroken("Commit was answered by nothing that this version knows")
+        answers.committed(_call(lambda: self._stub.Commit(request, timeout=timeout_s)))
 
     def abort(self, transfer_id: int, reason: str, timeout_s: float) -> None:
         request = pb.AbortRequest(
@@ -157,10 +117,3 @@ def _call(invoke: Callable[[], T]) -> T:
         raise PairBroken(refusal.message) from error
     except ValueError as error:
         raise PairBroken("the channel was closed") from error
-
-
-def refusal_to_raise(error: PdserveError) -> Exception:
-    """Some errors of a transfer say that the pair itself is out of step."""
-    if error.reason is ErrorReason.TRANSFER_FAILED or error.param == STALE_PAIR_PARAM:
-        return PairBroken(error.message)
-    return error

@@ -5,17 +5,18 @@ import threading
 from collections.abc import Callable
 
 from kv_transfer.interfaces import OutboundEnd, OutboundTransfer, Peer, TransferPlan
-from kv_transfer.link import Link
-from kv_transfer.pair import Pair, PairLimits, PairNumbers
+from kv_transfer.outbound.link import Link
+from kv_transfer.outbound.pair import Pair, PairLimits, PairNumbers
 from pdserve.core.errors import ErrorReason, PdserveError
 
 CLOSE_GRACE_S = 1.0
 
 
 class PairedKvSender:
-    """`make_link(peer, epoch)` makes an unconnected link; pairs are made at their first transfer, dropped when idle."""
+    """`make_link(peer, epoch, num_broken)` makes an unconnected link, where `num_broken` of the pair's broke before;
+    pairs are made at their first transfer, dropped when idle."""
 
-    def __init__(self, make_link: Callable[[Peer, int], Link], limits: PairLimits) -> None:
+    def __init__(self, make_link: Callable[[Peer, int, int], Link], limits: PairLimits) -> None:
         self._make_link = make_link
         self._limits = limits
         self._numbers = PairNumbers(epochs=itertools.count(1), transfer_ids=itertools.count(1))
@@ -63,7 +64,10 @@ class PairedKvSender:
             pair.join(CLOSE_GRACE_S)
 
     def _new_pair(self, peer: Peer) -> Pair:
-        return Pair(peer.worker_id, lambda epoch: self._make_link(peer, epoch), self._numbers, self._limits)
+        def make_link(epoch: int, num_broken: int) -> Link:
+            return self._make_link(peer, epoch, num_broken)
+
+        return Pair(peer.worker_id, make_link, self._numbers, self._limits)
 
     def _retire_older(self, peer: Peer) -> None:
         for key in [key for key in self._pairs if key[0] == peer.worker_id and key[1] != peer.incarnation]:

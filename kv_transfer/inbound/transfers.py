@@ -10,8 +10,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from kv_transfer.chunk_frame import ChunkHeader
-from kv_transfer.inbound_registry import InboundRegistry, InboundStats
-from kv_transfer.inbound_transfer import BlockWrite, InboundPhase, InboundTransfer
+from kv_transfer.inbound.payload import Payload
+from kv_transfer.inbound.registry import InboundRegistry, InboundStats
+from kv_transfer.inbound.transfer import BlockWrite, InboundPhase, InboundTransfer
 from kv_transfer.interfaces import InboundCommit, InboundHost
 from kv_transfer.messages import (
     Busy,
@@ -80,8 +81,8 @@ class InboundTransfers:
             raise stale(f"ended while it was prepared: {transfer.error.message}")
         return Ready(self._lease_s, block_ids)
 
-    def receive(self, pair: PairKey, header: ChunkHeader, payload: memoryview, now_s: float) -> None:
-        """Write one verified chunk into its blocks. A chunk that contradicts the transfer ends it.
+    def receive(self, pair: PairKey, header: ChunkHeader, payload: Payload, now_s: float) -> None:
+        """Write one chunk into its blocks. A chunk that contradicts the transfer, or is not what was sent, ends it.
 
         Raises:
             PdserveError: STALE, TRANSFER_FAILED (also if the store failed).
@@ -126,6 +127,10 @@ class InboundTransfers:
         with self._ending_on_error(transfer), self._guard():
             transfer.begin_commit(order)
         self._hand_over(transfer, order)
+
+    def lose(self, pair: PairKey) -> None:
+        """Nothing more can come from this epoch of the sender."""
+        self._close_where(lambda t: t.pair == pair, broken("the sender is gone"))
 
     def abort(self, pair: PairKey, transfer_id: int, reason: str) -> None:
         """The sender gave up. An abort that comes too late counts as stale and changes nothing."""
@@ -187,10 +192,9 @@ class InboundTransfers:
                 self._registry.drop(transfer)
             raise typed from error
 
-    def _write(self, writes: list[BlockWrite], payload: memoryview) -> PdserveError | None:
+    def _write(self, writes: list[BlockWrite], payload: Payload) -> PdserveError | None:
         try:
-            for write in writes:
-                self._store.write_block(write.block_id, write.offset, payload[write.start : write.stop])
+            payload.write(self._store, writes)
         except PdserveError as error:
             return error
         except Exception:

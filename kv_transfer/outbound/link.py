@@ -30,7 +30,8 @@ class Link(Protocol):
     def prepare(self, order: PrepareOrder, timeout_s: float) -> Ready | Busy: ...
 
     def send(self, batch: ChunkBatch, timeout_s: float) -> int:
-        """The next sequence number. When it returns or raises, nothing reads the source blocks any more."""
+        """The next sequence number. When it returns or raises, nothing reads the source blocks any more, or nothing
+        that is read of them can be committed."""
         ...
 
     def commit(self, order: CommitOrder, timeout_s: float) -> None: ...
