@@ -54,7 +54,7 @@ compare() {
 
 compare mixed --rates 0.5,1.25,2 --duration 60
 # The traces' lengths and rates are scaled to two cores and a small model.
-on_traces=(--length-factor 0.25 --duration 120 --pilot-duration 45 --chunks 32,128 --prefill-chunks 512)
+on_traces=(--length-factor 0.25 --duration 90 --pilot-duration 30 --chunks 32,128 --prefill-chunks 512)
 compare conversation --trace "${CONVERSATION:-azure-conv-sample}" --rates 0.2,0.5 "${on_traces[@]}"
 compare code --trace "${CODE:-azure-code-sample}" --rates 0.4,0.8 "${on_traces[@]}"
 

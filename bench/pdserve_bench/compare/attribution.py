@@ -74,9 +74,12 @@ def causes(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.follows_from is None]
 
 
-def time_shares(run: RunResult) -> dict[Phase, float]:
-    """Each phase's share of all completed requests' E2E, counted from the send; they add up to 1. Empty: no timings."""
-    times = phase_times(run.records)
+def time_shares(*runs: RunResult) -> dict[Phase, float]:
+    """Each phase's share of all completed requests' E2E, counted from the send; they add up to 1. Empty: no timings.
+
+    Every run's requests are told apart by themselves: who waited for whom is known within a run only.
+    """
+    times = [one for run in runs for one in phase_times(run.records)]
     total_s = sum(one.e2e_s for one in times)
     if total_s <= 0:
         return {}

@@ -9,7 +9,9 @@ from pdserve_bench.measures.summary import Distribution, Summary
 
 CHUNKS = (32, 64, 128, 256, 512)
 TIE = 0.02
-"""Figures this close, as a share of the better one, are taken for equal."""
+"""Goodputs this close, as a share of the better one, are taken for equal."""
+LATENCY_TIE = 0.2
+"""Likewise p99 latencies: of one short run each, closer ones cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def candidates(chunks: Sequence[int] = CHUNKS, num_cores: int = 2) -> tuple[Cand
 
 
 def best(results: Mapping[TriedT, Summary]) -> Choice[TriedT]:
-    """The highest goodput; of those within 2% of it the lowest p99 ITL; of those within 2% of that the lowest p99 TTFT.
+    """The highest goodput; of those within 2% of it the lowest p99 ITL; of those within 20% of that the lowest p99
+    TTFT.
 
     Raises:
         ValueError: there are none.
@@ -86,13 +89,13 @@ def best(results: Mapping[TriedT, Summary]) -> Choice[TriedT]:
     if len(tied) == 1:
         return Choice(tied[0], f"{tied[0]}: highest goodput, {_against(goodputs, tied[0])}")
     itls = {one: _p99(results[one].itl) for one in tied}
-    calm = [one for one in tied if itls[one] <= (1 + TIE) * min(itls.values())]
+    calm = [one for one in tied if itls[one] <= (1 + LATENCY_TIE) * min(itls.values())]
     first = f"goodput within {TIE:.0%} of the highest, {max(goodputs.values()):.1%}, as {len(tied) - 1} others'"
     if len(calm) == 1:
         return Choice(calm[0], f"{calm[0]}: {first}; lowest p99 ITL of them, {_ms(itls[calm[0]])}")
     ttfts = {one: _p99(results[one].ttft) for one in calm}
     chosen = min(calm, key=lambda one: (ttfts[one], one.num_workers, one.chunk))
-    second = f"p99 ITL within {TIE:.0%} of the lowest, {_ms(min(itls.values()))}"
+    second = f"p99 ITL within {LATENCY_TIE:.0%} of the lowest, {_ms(min(itls.values()))}"
     return Choice(chosen, f"{chosen}: {first}; {second}; lowest p99 TTFT of those, {_ms(ttfts[chosen])}")
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import cast
 
@@ -47,7 +47,7 @@ def answer(result: ComparisonResult, apart: str, setting: Setting, rate_factor: 
         conclusion=conclude(found, setting, why) if found else None,
         findings=tuple(findings),
         limits=limits,
-        shares={name: time_shares(_together(runs)) for name, runs in both.items()},
+        shares={name: time_shares(*runs) for name, runs in both.items()},
         demand=demand_of(ours) if ours else None,
     )
 
@@ -94,11 +94,6 @@ def _cpu_s(runs: Sequence[RunResult], role: str) -> float:
 def _span_s(run: RunResult) -> float:
     """In which requests arrived; the wait for the last answers asks for nothing more."""
     return float(str(run.about.get("duration_s", run.duration_s)))
-
-
-def _together(runs: Sequence[RunResult]) -> RunResult:
-    """One run with the records of all, for what does not depend on when they were."""
-    return replace(runs[0], records=tuple(record for run in runs for record in run.records))
 
 
 def _limit(runs: Sequence[RunResult], cores: Mapping[str, float]) -> Limit:

@@ -109,6 +109,15 @@ def test_shares_of_time_add_up() -> None:
     assert time_shares(as_run([])) == {}
 
 
+def test_shares_of_several_runs_are_those_of_each_together() -> None:
+    """Their requests have the same numbers and the same hours, but none waited for one of another run."""
+    idle, busy = run_of(replace(BASE, prefill_fixed_s=0.001), 1), run_of(replace(BASE, prefill_fixed_s=0.300), 2)
+    alike = time_shares(idle, idle)
+    assert alike == pytest.approx(time_shares(idle))
+    both, apart = time_shares(idle, busy), [time_shares(idle), time_shares(busy)]
+    assert all(min(one[phase] for one in apart) <= both[phase] <= max(one[phase] for one in apart) for phase in Phase)
+
+
 # --- the limiting resource --------------------------------------------------------------------------------------------
 
 

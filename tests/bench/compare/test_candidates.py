@@ -43,7 +43,7 @@ def test_among_equals_the_calmest_streams_win_and_then_the_first_tokens() -> Non
     calm = best({WIDE: summary_with(0.80, itl_s=0.09), NARROW: summary_with(0.79, itl_s=0.06)})
     assert calm.candidate == NARROW
     assert "lowest p99 ITL of them, 60 ms" in calm.why
-    soon = best({WIDE: summary_with(0.8, 0.060, 2.0), NARROW: summary_with(0.8, 0.0605, 1.0), OTHER: summary_with(0.1)})
+    soon = best({WIDE: summary_with(0.8, 0.060, 2.0), NARROW: summary_with(0.8, 0.071, 1.0), OTHER: summary_with(0.1)})
     assert soon.candidate == NARROW
     assert "lowest p99 TTFT of those, 1000 ms" in soon.why
 
