@@ -52,9 +52,9 @@ compare() {
     pdserve bench compare --folder "$folder/$name" --repeats "${REPEATS:-2}" "$@"
 }
 
-compare mixed --rates 0.5,1.25,2 --duration 60
+compare mixed --rates 0.5,1.25,2 --duration 45
 # The traces' lengths and rates are scaled to two cores and a small model.
-on_traces=(--length-factor 0.25 --duration 90 --pilot-duration 30 --chunks 32,128 --prefill-chunks 512)
+on_traces=(--length-factor 0.25 --duration 60 --pilot-duration 30 --chunks 32,128 --prefill-chunks 512)
 compare conversation --trace "${CONVERSATION:-azure-conv-sample}" --rates 0.2,0.5 "${on_traces[@]}"
 compare code --trace "${CODE:-azure-code-sample}" --rates 0.4,0.8 "${on_traces[@]}"
 
@@ -73,12 +73,12 @@ for fleet in disaggregated colocated; do
     read -r -a flags <<<"$(chosen "$fleet")"
     if [ ! -e "$folder/search-$fleet.json" ]; then
         start "search-$fleet" "${flags[@]}"
-        finding "search-$fleet" bench serve --preset mixed --search --duration 60 --repeats "${SEARCH_REPEATS:-3}"
+        finding "search-$fleet" bench serve --preset mixed --search --duration 40 --repeats "${SEARCH_REPEATS:-3}"
         stop
     fi
     if [ ! -e "$folder/capacity-$fleet.json" ]; then
         start "capacity-$fleet" "${flags[@]}"
-        finding "capacity-$fleet" bench capacity --rates 0.5,1,2 --documents 0,1 --duration 40 \
+        finding "capacity-$fleet" bench capacity --rates 0.5,1,2 --documents 0,1 --duration 25 \
             --cells "$folder/cells-$fleet.json"
         stop
     fi
