@@ -29,6 +29,12 @@ _WORKER_COUNTERS = (
     ("pdserve:prefix_cache_queries", "Prompt tokens looked up in the worker's prefix index", "prefix_queries"),
     ("pdserve:prefix_cache_hits", "Prompt tokens found in the worker's prefix index", "prefix_hits"),
 )
+_TRANSPORT_COUNTERS = (
+    ("pdserve:kv_transfers_completed", "KV transfers that the worker's peers committed", "num_completed"),
+    ("pdserve:kv_transfers_failed", "KV transfers that ended with an error", "num_failed"),
+    ("pdserve:kv_transfer_bytes", "Bytes of KV that the worker sent", "num_bytes"),
+    ("pdserve:kv_transfer_seconds", "From begin to end of the worker's KV transfers", "seconds"),
+)
 
 
 class LiveState(Protocol):
@@ -124,6 +130,7 @@ class _LiveCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._of_models()
         yield from self._of_workers()
+        yield from self._of_transports()
 
     def _of_models(self) -> Iterator[GaugeMetricFamily]:
         waiting = GaugeMetricFamily("pdserve:num_requests_waiting", "Sequences queued here", labels=("model",))
@@ -158,6 +165,17 @@ class _LiveCollector(Collector):
                 usage.add_metric(values, _usage(worker.load))
         yield from (family for family, _ in reported)
         yield from (usage, held)
+
+    def _of_transports(self) -> Iterator[Metric]:
+        labels = ("model", "role", "worker", "transport")
+        sent = [(CounterMetricFamily(name, text, labels=labels), field) for name, text, field in _TRANSPORT_COUNTERS]
+        for worker in self._state.workers():
+            info = worker.info
+            for transport, totals in worker.load.transports.items() if worker.load is not None else ():
+                for family, field in sent:
+                    values = (info.model_name, info.pool_name, info.key.worker_id, transport)
+                    family.add_metric(values, getattr(totals, field))
+        yield from (family for family, _ in sent)
 
 
 def _usage(load: WorkerLoad) -> float:

@@ -40,12 +40,16 @@ class TransferPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutboundEnd:
-    """How a transfer ended. `error` None: the peer committed it. Only now may the source blocks be reused."""
+    """How a transfer ended. `error` None: the peer committed it. Only now may the source blocks be reused.
+
+    `transport`: the one that it used last, which a broken link makes another than its plan's.
+    """
 
     sequence_id: SequenceId
     error: PdserveError | None
     num_bytes: int
     duration_s: float
+    transport: str
 
 
 class OutboundTransfer(Protocol):

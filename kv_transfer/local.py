@@ -59,7 +59,8 @@ class LocalTransfer:
     def _end(self, error: PdserveError | None) -> None:
         self._ended = True
         self._on_forget(self)
-        self._on_end(OutboundEnd(self._plan.sequence_id, error, 0, time.monotonic() - self._started_s))
+        duration_s = time.monotonic() - self._started_s
+        self._on_end(OutboundEnd(self._plan.sequence_id, error, 0, duration_s, "local"))
 
 
 class LocalKvSender:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kv_transfer.interfaces import OutboundTransfer
+from kv_transfer.interfaces import OutboundEnd, OutboundTransfer
 from pdserve.core.block_keys import COMMON_GROUP, PrefixGroup
+from pdserve.core.errors import ErrorReason
 from pdserve.core.sampling import TokenLogprobs
 from pdserve.engine.block_pool import Owner, OwnerKind
 from pdserve.engine.cached_prefix import CachedPrefix
 from pdserve.engine.sequence import Sequence
+from pdserve.serving.load import TransportTotals
 
 
 @dataclass(slots=True)
@@ -16,6 +18,7 @@ class PrefillTotals:
     """Since the worker started. `compute_s`: the time of the steps that computed any of `num_tokens`.
 
     `num_prefix_queries` and `num_prefix_hits` are tokens: those of the prompts that were looked up, and those found.
+    `transfers`: by transport.
     """
 
     num_tokens: int = 0
@@ -26,10 +29,14 @@ class PrefillTotals:
     num_failed: int = 0
     num_stale: int = 0
     num_nan_rows: int = 0
-    num_transfers: int = 0
-    num_transfers_failed: int = 0
-    num_transferred_bytes: int = 0
     compute_s: float = 0.0
+    transfers: dict[str, TransportTotals] = field(default_factory=dict[str, TransportTotals])
+
+    def count_transfer(self, end: OutboundEnd) -> None:
+        """One that was cancelled neither completed nor failed."""
+        failed = end.error is not None and end.error.reason is not ErrorReason.CANCELLED
+        one = TransportTotals(int(end.error is None), int(failed), end.num_bytes, end.duration_s)
+        self.transfers[end.transport] = self.transfers.get(end.transport, TransportTotals()) + one
 
 
 @dataclass(frozen=True, slots=True)

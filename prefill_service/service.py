@@ -23,7 +23,7 @@ from pdserve.engine.events import (
 from pdserve.engine.ledger import ReservationLedger
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step_loop import EngineThread
-from pdserve.serving.load import StageLoad, WorkerTotals
+from pdserve.serving.load import ByTransport, StageLoad, TransportTotals, WorkerTotals
 from pdserve.serving.messages import deadline_from, micros, prefix_group, token_output
 from pdserve.serving.output_streams import OutputStreams
 from pdserve.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -156,6 +156,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     def load(self) -> StageLoad:
         """What this stage holds now; on the event loop."""
         now, totals = self._snapshot, self._stage.totals
+        transfers = dict(totals.transfers)
+        sent = sum(transfers.values(), TransportTotals())
         return StageLoad(
             queued_prefill_tokens=now.num_queued_tokens + self.requests.num_waiting_tokens,
             num_waiting=now.num_waiting + self.requests.num_waiting,
@@ -165,15 +167,16 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             totals=WorkerTotals(
                 prefill_tokens=totals.num_tokens,
                 prefills_completed=totals.num_completed,
-                transfers_completed=totals.num_transfers,
-                transfers_failed=totals.num_transfers_failed,
-                transferred_bytes=totals.num_transferred_bytes,
+                transfers_completed=sent.num_completed,
+                transfers_failed=sent.num_failed,
+                transferred_bytes=sent.num_bytes,
                 cancelled=totals.num_cancelled,
                 failed=totals.num_failed,
                 stale_events=totals.num_stale,
                 nan_rows=totals.num_nan_rows,
                 prefix_queries=totals.num_prefix_queries,
                 prefix_hits=totals.num_prefix_hits,
+                transports=ByTransport(transfers),
             ),
         )
 

@@ -81,13 +81,11 @@ class PrefillStage:
             self.totals.num_stale += 1
             return
         prompt.transfer_ended = True
-        self.totals.num_transferred_bytes += end.num_bytes
+        self.totals.count_transfer(end)
         if end.error is None:
-            self.totals.num_transfers += 1
             durations = Durations(transfer_s=end.duration_s, transfer_bytes=end.num_bytes)
             self._events.append(SequenceTransferred(end.sequence_id, durations))
         elif end.error.reason is not ErrorReason.CANCELLED:
-            self.totals.num_transfers_failed += 1
             self._events.append(SequenceFailed(end.sequence_id, end.error))
         if prompt.job.local and end.error is None:
             prompt.sequence.block_ids = []  # they are the decode stage's now

@@ -34,6 +34,8 @@ MEMORY_FACTOR = 1.35
 MEMORY_EXTRA_BYTES = 350e6
 READY_S = 10.0
 PROMPT = "measure " * 300
+_POOL_FILE = "memfd:pdserve-kv"
+"""As the system shows what pdserve_kernels.host_memory makes."""
 NUM_TOKENS = 32
 
 
@@ -41,8 +43,9 @@ NUM_TOKENS = 32
 class WorkerFigures:
     """Bytes, after a request has been through the fleet. `model_load_s`: of `FleetFigures.start_s`, by its own word.
 
-    `mapped_bytes`: of `resident_bytes`, what is mapped from files, libraries above all. `peak_bytes`: the most that was
-    resident, loading included; 0 where the system does not say.
+    `resident_bytes`: without other workers' pools, which this one may read. `mapped_bytes`: of these, what is mapped
+    from files, libraries above all. `peak_bytes`: the most that was resident, loading and others' pools included; 0
+    where the system does not say.
     """
 
     name: str
@@ -140,11 +143,11 @@ class _Start:
         model = _files(settings).config
         dtype, block_size = settings.model.dtype, settings.worker.block_size
         layout = KvLayout(dtype, block_size, model.num_layers, model.num_kv_heads, model.head_dim)
-        memory = psutil.Process(pid).memory_info()
+        memory, own_pool, other_pools = psutil.Process(pid).memory_info(), *shared_pools(pid)
         return WorkerFigures(
             name=name,
-            resident_bytes=int(memory.rss),
-            mapped_bytes=int(memory.shared),
+            resident_bytes=int(memory.rss) - other_pools,
+            mapped_bytes=int(memory.shared) - own_pool - other_pools,
             peak_bytes=_peak_bytes(pid),
             weight_bytes=ModelCosts(model, dtype).resident_weight_bytes,
             pool_bytes=int(str(load["num_usable_blocks"])) * layout.block_bytes,
@@ -154,6 +157,13 @@ class _Start:
 
 def _files(settings: Settings) -> ModelFiles:
     return open_model_files(resolve_model(settings.model.source, settings.cache_dir.expanduser()))
+
+
+def shared_pools(pid: int) -> tuple[int, int]:
+    """Resident bytes of KV pools in shared memory: the process's own, which it writes to, and others'."""
+    maps = [one for one in psutil.Process(pid).memory_maps(grouped=False) if _POOL_FILE in one.path]
+    own = sum(int(one.rss) for one in maps if "w" in one.perms)
+    return own, sum(int(one.rss) for one in maps) - own
 
 
 def _peak_bytes(pid: int) -> int:

@@ -1,7 +1,7 @@
 """What the coordinator knows of a worker and says to it, as plain values; protobuf stays in worker_messages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pdserve.core.errors import PdserveError
@@ -9,6 +9,7 @@ from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import KvLayout, ModelInfo
 from pdserve.core.reservation import blocks_for_tokens
 from pdserve.core.sampling import FinishReason, TokenLogprobs
+from pdserve.serving.load import TransportTotals
 
 
 class Role(Enum):
@@ -80,7 +81,7 @@ class WorkerLoad:
     """A load report, as far as decisions and metrics need it.
 
     `prefix_queries` and `prefix_hits` count prompt tokens since the worker started: looked up in its prefix index, and
-    found there.
+    found there. `transports`: by name, the KV that it sent.
     """
 
     ledger_version: int
@@ -97,6 +98,7 @@ class WorkerLoad:
     num_cached_blocks: int
     prefix_queries: int = 0
     prefix_hits: int = 0
+    transports: Mapping[str, TransportTotals] = field(default_factory=dict[str, TransportTotals])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from pdserve.client.wire import (
 from pdserve.core.errors import ErrorReason, PdserveError
 from pdserve.core.ids import SequenceId
 from pdserve.core.sampling import FinishReason
+from pdserve.serving.load import TransportTotals
 from pdserve.v1 import fleet_pb2, worker_pb2
 
 ROLE_TO_PROTO = {Role.PREFILL: fleet_pb2.ROLE_PREFILL, Role.DECODE: fleet_pb2.ROLE_DECODE}
@@ -82,6 +83,10 @@ def load_from_proto(message: fleet_pb2.LoadReport) -> WorkerLoad:
         num_cached_blocks=message.num_cached_blocks,
         prefix_queries=message.totals.prefix_queries,
         prefix_hits=message.totals.prefix_hits,
+        transports={
+            one.transport: TransportTotals(one.num_completed, one.num_failed, one.num_bytes, one.seconds)
+            for one in message.totals.transports
+        },
     )
 
 

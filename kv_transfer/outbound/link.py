@@ -23,6 +23,11 @@ class ChunkBatch:
 class Link(Protocol):
     """Every call but `close` raises PairBroken, or PdserveError where the peer refused this one transfer."""
 
+    @property
+    def transport(self) -> str:
+        """Its name, as settings and metrics know it."""
+        ...
+
     def handshake(self, timeout_s: float) -> None:
         """A PdserveError refuses the whole pair."""
         ...

@@ -244,7 +244,8 @@ class Pair:
             if outbound.ended:
                 return
             self._open.remove(outbound)
-            end = outbound.end(error, time.monotonic())
+            transport = outbound.plan.peer.transport if self._slot.link is None else self._slot.link.transport
+            end = outbound.end(error, transport, time.monotonic())
         try:
             outbound.on_end(end)
         except Exception:

@@ -161,9 +161,9 @@ class Outbound:
         self._num_attempts += 1
         return self._num_attempts <= MAX_ATTEMPTS
 
-    def end(self, error: PdserveError | None, now_s: float) -> OutboundEnd:
+    def end(self, error: PdserveError | None, transport: str, now_s: float) -> OutboundEnd:
         self.ended = True
-        return OutboundEnd(self.plan.sequence_id, error, self._num_bytes, now_s - self._started_s)
+        return OutboundEnd(self.plan.sequence_id, error, self._num_bytes, now_s - self._started_s, transport)
 
     def _renew(self, now_s: float) -> None:
         self._renew_s = now_s + self._lease_s / 3

@@ -59,6 +59,8 @@ class FrameFeed:
 class GrpcLink:
     """Implements kv_transfer.outbound.link.Link."""
 
+    transport = "grpc"
+
     def __init__(self, source: Source, peer: Peer, epoch: int, keepalive: Keepalive = KEEPALIVE) -> None:
         self._source = source
         self._peer = peer
@@ -74,7 +76,7 @@ class GrpcLink:
         )
 
     def handshake(self, timeout_s: float) -> None:
-        request = self._source.handshake(self._peer, self._pair.epoch, "grpc")
+        request = self._source.handshake(self._peer, self._pair.epoch, self.transport)
         _call(lambda: self._stub.Handshake(request, timeout=timeout_s))
 
     def prepare(self, order: PrepareOrder, timeout_s: float) -> Ready | Busy:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 TRANSPORT = "shm"
 _BACKLOG = 64
+_PAUSE_S = 0.1
+"""Before the next try where a sender could not be let in."""
 
 
 class ShmDoor:
@@ -44,7 +46,7 @@ class ShmDoor:
         self._listener = new_socket()
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
-        self._closed = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="kv-receive-shm", daemon=True)
 
     def open(self) -> None:
@@ -59,11 +61,11 @@ class ShmDoor:
         """Take nobody in, let running calls end for at most `grace_s`, and end every connection's thread as its last
         write returns."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             connections = list(self._connections.items())
-        _shut(self._listener)
+        _shut(self._listener, socket.SHUT_RDWR)
         for connection, _ in connections:
-            _shut(connection)
+            _shut(connection, socket.SHUT_RD)
         for _, thread in connections:
             thread.join(grace_s)
         if self._thread.is_alive():
@@ -71,18 +73,26 @@ class ShmDoor:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                if self._closed:
-                    connection.close()
-                    return
-                thread = threading.Thread(target=self._serve, args=(connection,), name="kv-pull", daemon=True)
-                self._connections[connection] = thread
-            thread.start()
+                self._let_in(self._listener.accept()[0])
+            except (OSError, RuntimeError) as error:  # no file, or no thread, to be had
+                if not self._closing.wait(_PAUSE_S):
+                    logger.warning("cannot let a sender in: %s", error)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        thread = threading.Thread(target=self._serve, args=(connection,), name="kv-pull", daemon=True)
+        with self._lock:
+            if self._closing.is_set():
+                connection.close()
+                return
+            self._connections[connection] = thread
+            try:
+                thread.start()
+            except RuntimeError:
+                del self._connections[connection]
+                connection.close()
+                raise
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -198,7 +208,7 @@ class _Connection:
         self._socket.send(kind.message(message.SerializeToString()))
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut(connection: socket.socket, how: int) -> None:
     """Wakes whoever waits at it."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)

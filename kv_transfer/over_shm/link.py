@@ -41,6 +41,8 @@ Answer = TypeVar("Answer", bound=Message)
 class ShmLink:
     """Implements kv_transfer.outbound.link.Link. `fd`: of the file that holds the store's blocks, in order."""
 
+    transport = "shm"
+
     def __init__(self, source: Source, fd: int, peer: Peer, epoch: int) -> None:
         self._source = source
         self._fd = fd
@@ -54,7 +56,7 @@ class ShmLink:
 
     def handshake(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        request = self._source.handshake(self._peer, self._pair.epoch, "shm").SerializeToString()
+        request = self._source.handshake(self._peer, self._pair.epoch, self.transport).SerializeToString()
         with self._call(deadline_s):
             self._socket.connect(address_of(self._peer.incarnation))
             if not is_same_user(self._socket):

@@ -52,6 +52,7 @@ def tables(fleet: pb.FleetStatus) -> Iterator[Table]:
     yield reservations_table(fleet)
     yield queues_table(fleet)
     yield work_table(fleet)
+    yield transfers_table(fleet)
     yield failures_table(fleet)
 
 
@@ -124,6 +125,19 @@ def work_table(fleet: pb.FleetStatus) -> Table:
         prefill = (total.prefills_completed, total.prefill_tokens)
         decode = (total.decodes_completed, total.decode_tokens)
         table.add_row(name, *_numbers(*prefill, *decode, total.transfers_completed, megabytes))
+    return table
+
+
+def transfers_table(fleet: pb.FleetStatus) -> Table:
+    """One row a worker and transport over which it sent KV: transfers, those that failed, bytes, and the mean time of
+    one, from its begin to its end."""
+    table = _table("KV sent", ("worker", "transport"), ("transfers", "failed", "MB", "ms each"))
+    for name, load in _loads(fleet):
+        for sent in load.totals.transports:
+            num_ended = sent.num_completed + sent.num_failed
+            each_ms = round(1000 * sent.seconds / num_ended) if num_ended else 0
+            numbers = (sent.num_completed, sent.num_failed, sent.num_bytes // 1_000_000, each_ms)
+            table.add_row(name, sent.transport, *_numbers(*numbers))
     return table
 
 

@@ -1,9 +1,36 @@
 """How loaded a worker is, as plain values, and as the report it sends to coordinators."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Self
 
 from pdserve.v1 import fleet_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class TransportTotals:
+    """Transfers of KV that were sent over one transport, and what they moved. `seconds`: from begin to end, each."""
+
+    num_completed: int = 0
+    num_failed: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ByTransport:
+    totals: Mapping[str, TransportTotals] = field(default_factory=dict[str, TransportTotals])
+
+    def __add__(self, other: Self) -> Self:
+        both = {**self.totals, **other.totals}
+        nothing = TransportTotals()
+        return type(self)({t: self.totals.get(t, nothing) + other.totals.get(t, nothing) for t in both})
+
+    def to_proto(self) -> list[fleet_pb2.TransportTotals]:
+        return [fleet_pb2.TransportTotals(transport=name, **asdict(totals)) for name, totals in self.totals.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +55,7 @@ class WorkerTotals:
     exposed_transfer_s: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    transports: ByTransport = ByTransport()
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -75,7 +103,8 @@ class WorkerLoad:
 
     def to_proto(self) -> fleet_pb2.LoadReport:
         stage, pool = self.stage, self.pool
-        totals = fleet_pb2.WorkerTotals(**{f.name: getattr(stage.totals, f.name) for f in fields(stage.totals)})
+        counts = {f.name: getattr(stage.totals, f.name) for f in fields(stage.totals)}
+        totals = fleet_pb2.WorkerTotals(**{**counts, "transports": stage.totals.transports.to_proto()})
         return fleet_pb2.LoadReport(
             ledger_version=pool.ledger_version,
             step_count=self.step_count,

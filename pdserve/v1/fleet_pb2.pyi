@@ -338,6 +338,7 @@ class WorkerTotals(_message.Message):
     EXPOSED_TRANSFER_S_FIELD_NUMBER: _builtins.int
     PREFIX_QUERIES_FIELD_NUMBER: _builtins.int
     PREFIX_HITS_FIELD_NUMBER: _builtins.int
+    TRANSPORTS_FIELD_NUMBER: _builtins.int
     prefill_tokens: _builtins.int
     decode_tokens: _builtins.int
     prefills_completed: _builtins.int
@@ -355,6 +356,10 @@ class WorkerTotals(_message.Message):
     """prompt tokens looked up in the prefix index"""
     prefix_hits: _builtins.int
     """of those, tokens found"""
+    @_builtins.property
+    def transports(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportTotals]:
+        """of KV that was sent"""
+
     def __init__(
         self,
         *,
@@ -373,14 +378,47 @@ class WorkerTotals(_message.Message):
         exposed_transfer_s: _builtins.float = ...,
         prefix_queries: _builtins.int = ...,
         prefix_hits: _builtins.int = ...,
+        transports: _abc.Iterable[Global___TransportTotals] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "decode_tokens", b"decode_tokens", "decodes_completed", b"decodes_completed", "exposed_transfer_s", b"exposed_transfer_s", "failed", b"failed", "nan_rows", b"nan_rows", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "prefills_completed", b"prefills_completed", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "stale_events", b"stale_events", "transferred_bytes", b"transferred_bytes", "transfers_completed", b"transfers_completed", "transfers_failed", b"transfers_failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "decode_tokens", b"decode_tokens", "decodes_completed", b"decodes_completed", "exposed_transfer_s", b"exposed_transfer_s", "failed", b"failed", "nan_rows", b"nan_rows", "preemptions", b"preemptions", "prefill_tokens", b"prefill_tokens", "prefills_completed", b"prefills_completed", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "stale_events", b"stale_events", "transferred_bytes", b"transferred_bytes", "transfers_completed", b"transfers_completed", "transfers_failed", b"transfers_failed", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerTotals: _TypeAlias = WorkerTotals  # noqa: Y015
+
+@_typing.final
+class TransportTotals(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    NUM_COMPLETED_FIELD_NUMBER: _builtins.int
+    NUM_FAILED_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    num_completed: _builtins.int
+    num_failed: _builtins.int
+    num_bytes: _builtins.int
+    seconds: _builtins.float
+    """from the transfer's begin to its end, which hides under the prefill"""
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        num_completed: _builtins.int = ...,
+        num_failed: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "num_completed", b"num_completed", "num_failed", b"num_failed", "seconds", b"seconds", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransportTotals: _TypeAlias = TransportTotals  # noqa: Y015
 
 @_typing.final
 class ReportLoadResponse(_message.Message):

@@ -1,6 +1,7 @@
 """What a fleet's workers cost: the bounds, and one real fleet of a tiny model."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdserve_bench.workers import FleetFigures, WorkerFigures
+from pdserve_bench.workers import FleetFigures, WorkerFigures, shared_pools
+from pdserve_kernels.host_memory import shared_empty
 
 
 def figures(resident_bytes: int, start_s: float) -> FleetFigures:
@@ -55,3 +57,14 @@ def test_a_fleet_is_started_looked_at_and_stopped(tiny_model: Path, tmp_path: Pa
         "decode-0, resident memory",
     ]
     assert document["conditions"]["settings"]["fingerprint"]
+
+
+def test_a_pool_in_shared_memory_is_its_owners() -> None:
+    num_bytes = 1 << 20
+    own, others = shared_pools(os.getpid())
+    pool, fd = shared_empty(num_bytes)
+    pool.fill_(1)
+    assert shared_pools(os.getpid()) == (own + num_bytes, others)
+    with mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ):
+        assert shared_pools(os.getpid()) == (own + num_bytes, others + num_bytes)
+    os.close(fd)

@@ -11,7 +11,9 @@ MODELS = ("gemma3-270m", "a-model-with-a-very-long-name-indeed")
 
 
 def _worker(name: str) -> pb.WorkerStatus:
-    load = pb.LoadReport(num_usable_blocks=7654321, queued_prefill_tokens=1234567)
+    sent = pb.TransportTotals(transport="shm", num_completed=3, num_failed=1, num_bytes=987_654_000_000, seconds=0.6)
+    totals = pb.WorkerTotals(transports=[sent])
+    load = pb.LoadReport(num_usable_blocks=7654321, queued_prefill_tokens=1234567, totals=totals)
     return pb.WorkerStatus(
         worker=pb.WorkerId(worker_id=name),
         state="ready",
@@ -37,6 +39,12 @@ def test_each_model_has_a_table_of_its_own_pools() -> None:
     assert [title for title in titles if title.startswith("Pools")] == [f"Pools of {name}" for name in MODELS]
     lacking = list(tables(_fleet()))[1]
     assert [next(iter(column.cells)) for column in lacking.columns[:2]] == ["prefill", "none"]
+
+
+def test_what_was_sent_is_shown_by_transport() -> None:
+    (table,) = (table for table in tables(_fleet()) if table.title == "KV sent")
+    row = [next(iter(column.cells)) for column in table.columns[1:]]
+    assert row == ["shm", "3", "1", "987,654", "150"]
 
 
 def test_no_digit_is_cut_in_a_narrow_terminal(

@@ -70,6 +70,22 @@ async def test_a_workers_prefix_index_is_counted_in_tokens() -> None:
         assert value(rig, "prefix_cache_hits_total", **of_worker) == 320
 
 
+async def test_what_a_worker_sent_is_counted_by_transport() -> None:
+    async with scheduling_rig() as rig:
+        worker = await rig.add("p0", "prefill")
+        sent = [
+            fleet_pb2.TransportTotals(transport="shm", num_completed=7, num_bytes=5000, seconds=0.5),
+            fleet_pb2.TransportTotals(transport="grpc", num_failed=2),
+        ]
+        worker.totals = fleet_pb2.WorkerTotals(transports=sent)
+        worker.report()
+        labels = {"role": "prefill", "worker": "p0"}
+        await rig.until(lambda: value(rig, "kv_transfers_completed_total", **labels, transport="shm") == 7)
+        assert value(rig, "kv_transfer_bytes_total", **labels, transport="shm") == 5000
+        assert value(rig, "kv_transfer_seconds_total", **labels, transport="shm") == 0.5
+        assert value(rig, "kv_transfers_failed_total", **labels, transport="grpc") == 2
+
+
 async def test_a_workers_series_vanish_with_it() -> None:
     async with scheduling_rig() as rig:
         await rig.add("p0", "prefill")

@@ -51,8 +51,8 @@ def check_prefill(order: tuple[str, ...], num_steps: int) -> None:
     cancelled = PdserveError(ErrorReason.CANCELLED, "")
     handlers: dict[str, Callable[[], object]] = {
         "abort": lambda: bench.stage.cancel(sequence.id),
-        "sent": lambda: bench.stage.transfer_ended(OutboundEnd(sequence.id, None, 10, 0.1)),
-        "aborted": lambda: bench.stage.transfer_ended(OutboundEnd(sequence.id, cancelled, 0, 0.0)),
+        "sent": lambda: bench.stage.transfer_ended(OutboundEnd(sequence.id, None, 10, 0.1, "grpc")),
+        "aborted": lambda: bench.stage.transfer_ended(OutboundEnd(sequence.id, cancelled, 0, 0.0, "grpc")),
     }
     released = 0
     for event in order:

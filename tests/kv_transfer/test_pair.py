@@ -47,6 +47,8 @@ class Script:
 
 
 class ScriptedLink:
+    transport = "scripted"
+
     def __init__(self, script: Script, epoch: int) -> None:
         self.script = script
         self.epoch = epoch
@@ -149,6 +151,7 @@ def test_a_broken_pair_is_retried_once_from_the_first_block(step: str, bench: Be
     assert bench.error_of() is None
     assert bench.script.num_links == 2
     assert [call[1] for call in bench.script.calls if call[0] == "handshake"] == [1, 2]
+    assert bench.num_broken == [0, 1]  # by which the next transport is chosen
     last_id = max(call[1] for call in bench.script.calls if call[0] == "prepare")
     assert [call for call in bench.script.calls if call[0] == "send" and call[1] == last_id] == [
         ("send", last_id, 0, 0, (4,)),

@@ -254,5 +254,7 @@ def test_a_transfer_that_fails_leaves_what_was_computed_in_the_cache() -> None:
     sequence = sequence_of(1, list(range(1, 13)), max_tokens=8)
     bench.submit(sequence)
     bench.step()
-    bench.stage.transfer_ended(OutboundEnd(sequence.id, PdserveError(ErrorReason.TRANSFER_FAILED, "lost"), 0, 0.1))
+    bench.stage.transfer_ended(
+        OutboundEnd(sequence.id, PdserveError(ErrorReason.TRANSFER_FAILED, "lost"), 0, 0.1, "grpc")
+    )
     assert (bench.pool.num_cached_blocks, bench.pool.num_free_blocks) == (3, 64)

@@ -75,7 +75,7 @@ class Bench:
         return self.stage.take_events()
 
     def end(self, sequence: Sequence, error: PdserveError | None = None) -> list[Event]:
-        self.stage.transfer_ended(OutboundEnd(sequence.id, error, 10, 0.5))
+        self.stage.transfer_ended(OutboundEnd(sequence.id, error, 10, 0.5, "grpc"))
         return self.stage.take_events()
 
     def assert_empty(self) -> None:
@@ -210,7 +210,9 @@ def test_any_order_of_events_frees_every_block_once(order: list[str], num_steps:
             bench.submit(make_sequence(1, 20), transfer=False)
             bench.stage.cancel(sequence.id)
         elif opened:
-            bench.stage.transfer_ended(OutboundEnd(sequence.id, PdserveError(ErrorReason.CANCELLED, ""), 0, 0.0))
+            bench.stage.transfer_ended(
+                OutboundEnd(sequence.id, PdserveError(ErrorReason.CANCELLED, ""), 0, 0.0, "grpc")
+            )
         released += sum(isinstance(e, SequenceReleased) for e in bench.stage.take_events())
     bench.assert_empty()
     assert released >= 1

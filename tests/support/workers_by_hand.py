@@ -111,7 +111,7 @@ class Wire:
 
     def end(self, error: PdserveError | None) -> None:
         self.phase = "ended"
-        self.on_end(OutboundEnd(self.plan.sequence_id, error, 0, 0.0))
+        self.on_end(OutboundEnd(self.plan.sequence_id, error, 0, 0.0, "grpc"))
 
 
 @dataclass
