@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that says whether to disaggregate: mixed load and traces, goodput search, capacity. Takes hours; what is in
-# FOLDER already is not measured again.
+# Everything that says whether to disaggregate: mixed load and traces, goodput search, capacity. Takes an hour or two;
+# what is in FOLDER already is not measured again.
 #   bench/full.sh FOLDER
 # Environment: CONVERSATION, CODE: full traces, in place of the samples that ship here. REPEATS of every comparison (2);
 # with more than before, those that are missing are added. SEARCH_REPEATS: at each rate of a search (3), an odd number.

@@ -14,7 +14,7 @@ from decode_service.main import kv_receiver
 from decode_service.scheduler import DecodeScheduler
 from decode_service.service import DecodeService
 from decode_service.stage import DecodeStage
-from kv_transfer.interfaces import InboundCommit
+from kv_transfer.interfaces import InboundCommit, KvSender
 from kv_transfer.local import LocalKvSender
 from kv_transfer.selector import TransportSelector
 from pdserve.engine.block_pool import OwnerKind
@@ -55,7 +55,7 @@ def build(parts: WorkerParts) -> Worker:
 
     network = network_sender(parts)
     both_ways = [transport for transport in network.transports if transport in receiver.transports]
-    senders = {"local": LocalKvSender(hand_over), **dict.fromkeys(both_ways, network)}
+    senders: dict[str, KvSender] = {"local": LocalKvSender(hand_over), **dict.fromkeys(both_ways, network)}
     sender = TransportSelector(settings.transfer.transports, senders)
     prefill = PrefillService(parts.incarnation, model, parts.ledger, engine, prefill_stage, sender, decode.requests)
 

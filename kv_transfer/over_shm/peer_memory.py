@@ -36,4 +36,4 @@ class PeerMemory:
         """
         if block_id >= len(self._blocks):
             raise broken(f"block {block_id} is none of the sender's {len(self._blocks)}")
-        return self._blocks[block_id].data
+        return memoryview(self._blocks[block_id].data)

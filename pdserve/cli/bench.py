@@ -75,31 +75,6 @@ def engine(  # noqa: PLR0913 - one parameter is one flag
         write_result(json_file, document(workload, results, found))
 
 
-@bench_app.command("transfer")
-def transfer(
-    *,
-    sizes: Annotated[str, typer.Option(metavar="KB,…", help="Of batches; each is rounded to whole blocks.")] = (
-        "256,1024,4096,16384,65536"
-    ),
-    repeats: Annotated[int, typer.Option(min=1, help="Timed batches of each size and transport.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of the order of blocks.")] = 0,
-    json_file: JsonOption = None,
-) -> None:
-    """Time batches of KV blocks between two processes on a core each, over each transport beside its physical limit."""
-    from pdserve.launch.machine import this_machine
-    from pdserve_bench.transfer import document
-    from pdserve_bench.transfer.measure import measure
-
-    wanted, cores = numbers(sizes, "--sizes"), this_machine().cores
-    pair = (cores[0], cores[-1])
-    cells = measure([1024 * size for size in wanted], repeats, pair, seed, lambda _: None)
-    console.print_whole(document.table(cells))
-    console.print_whole(targets_table(document.targets(cells)))
-    if json_file is not None:
-        settings: dict[str, object] = {"sizes_kb": list(wanted), "repeats": repeats, "cores": list(pair)}
-        write_result(json_file, document.document(cells, settings, seed))
-
-
 @bench_app.command("worker")
 def worker(
     *,

@@ -103,8 +103,8 @@ class WorkerLoad:
 
     def to_proto(self) -> fleet_pb2.LoadReport:
         stage, pool = self.stage, self.pool
-        counts = {f.name: getattr(stage.totals, f.name) for f in fields(stage.totals)}
-        totals = fleet_pb2.WorkerTotals(**{**counts, "transports": stage.totals.transports.to_proto()})
+        counts = {f.name: getattr(stage.totals, f.name) for f in fields(stage.totals) if f.name != "transports"}
+        totals = fleet_pb2.WorkerTotals(**counts, transports=stage.totals.transports.to_proto())
         return fleet_pb2.LoadReport(
             ledger_version=pool.ledger_version,
             step_count=self.step_count,
