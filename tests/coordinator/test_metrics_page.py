@@ -9,12 +9,13 @@ from prometheus_client.core import Metric
 from coordinator.generation.generator import GenerationRecord
 from coordinator.metrics import Metrics
 from coordinator.sequences import SequenceTimings
+from pdserve.v1 import fleet_pb2
 from tests.support.scheduling_rig import scheduling_rig
 from tests.support.scripted_worker import MODEL
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `(pdserve:\w+)` \| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|")
-UNITS = {"s", "requests", "sequences", "tokens", "blocks", "transfers", "share, 0 to 1"}
+UNITS = {"s", "requests", "sequences", "tokens", "blocks", "bytes", "transfers", "share, 0 to 1"}
 
 
 def rows() -> list[tuple[str, str, tuple[str, ...], str]]:
@@ -44,11 +45,16 @@ def shown(family: Metric) -> tuple[str, str, tuple[str, ...]]:
 async def test_the_page_has_every_series_and_no_other() -> None:
     async with scheduling_rig() as rig:
         worker = await rig.add("p0", "prefill")
+        sent = fleet_pb2.TransportTotals(transport="shm", num_completed=1)
+        worker.totals = fleet_pb2.WorkerTotals(transports=[sent])
+        worker.report()
         metrics = rig.scheduling.metrics
         one_of_each(metrics)
         of_worker = {"model": MODEL.name, "role": "prefill", "worker": worker.name}
         registry = metrics.registry
-        await rig.until(lambda: registry.get_sample_value("pdserve:kv_blocks_usable", of_worker) is not None)
+        of_transport = {**of_worker, "transport": "shm"}
+        await rig.until(lambda: registry.get_sample_value("pdserve:kv_transfers_completed_total", of_transport) == 1)
+        assert registry.get_sample_value("pdserve:kv_blocks_usable", of_worker) is not None
         exported = [shown(family) for family in registry.collect()]
     assert len(exported) > 20
     assert sorted(row[:3] for row in rows()) == sorted(exported)
@@ -57,6 +63,7 @@ async def test_the_page_has_every_series_and_no_other() -> None:
 @pytest.mark.parametrize(("name", "kind", "labels", "unit"), rows())
 def test_units_are_those_of_the_names(name: str, kind: str, labels: tuple[str, ...], unit: str) -> None:
     assert unit in UNITS
-    assert name.endswith("_seconds") == (unit == "s") == (kind == "histogram")
+    assert name.removesuffix("_total").endswith("_seconds") == (unit == "s")
+    assert name.endswith("_seconds") == (kind == "histogram")
     assert ("worker" in labels) == ("role" in labels)
     assert ("tokens" in name.split(":")[1].split("_") or "prefix_cache" in name) == (unit == "tokens") or unit == "s"
