@@ -1,6 +1,8 @@
 """A model without weights: the next token is a function of all the tokens so far, so every stream can be foretold."""
 
+import os
 import struct
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -8,6 +10,7 @@ from pdserve.core.ids import SequenceId
 from pdserve.core.model_info import KvLayout
 from pdserve.core.sampling import SamplingParams, TokenLogprobs
 from pdserve.engine.sequence import Chunk, ChunkResult, Sampled, Sequence
+from pdserve_kernels.host_memory import shared_empty
 
 VOCAB_SIZE = 97
 
@@ -34,12 +37,16 @@ def fake_prompt_logprobs(sequence: Sequence, begin: int, end: int) -> tuple[Toke
 
 
 class FakeStore:
-    """A block store whose "KV" of a token is its id, so that KV which was lost or mixed up changes what is sampled."""
+    """A block store whose "KV" of a token is its id, so that KV which was lost or mixed up changes what is sampled.
+
+    Others may read it, as a prefill worker's."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.layout = KvLayout("float32", block_size, num_layers=1, num_kv_heads=1, head_dim=1)
         self.num_blocks = num_blocks
-        self._blocks = [bytearray(b"\xff" * self.layout.block_bytes) for _ in range(num_blocks)]
+        area, self.shared_fd = shared_empty(num_blocks * self.layout.block_bytes)
+        weakref.finalize(self, os.close, self.shared_fd)
+        self._blocks = [row.numpy().data for row in area.fill_(255).view(num_blocks, -1)]
 
     def read_block(self, block_id: int) -> memoryview:
         return memoryview(self._blocks[block_id])
