@@ -43,18 +43,20 @@ class ShmDoor:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._listener = new_socket()
+        self._listener: socket.socket | None = None
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="kv-receive-shm", daemon=True)
 
     def open(self) -> None:
         """Raises:
         OSError: the address is taken.
         """
-        self._listener.bind(address_of(self._desk.identity.incarnation))
-        self._listener.listen(_BACKLOG)
+        self._listener = listener = new_socket()
+        listener.bind(address_of(self._desk.identity.incarnation))
+        listener.listen(_BACKLOG)
+        self._thread = threading.Thread(target=self._accept, args=(listener,), name="kv-receive-shm", daemon=True)
         self._thread.start()
 
     def close(self, grace_s: float) -> None:
@@ -63,19 +65,21 @@ class ShmDoor:
         with self._lock:
             self._closing.set()
             connections = list(self._connections.items())
-        _shut(self._listener, socket.SHUT_RDWR)
+        if self._listener is not None:
+            _shut(self._listener, socket.SHUT_RDWR)
         for connection, _ in connections:
             _shut(connection, socket.SHUT_RD)
         for _, thread in connections:
             thread.join(grace_s)
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closing.is_set():
             try:
-                self._let_in(self._listener.accept()[0])
+                self._let_in(listener.accept()[0])
             except (OSError, RuntimeError) as error:  # no file, or no thread, to be had
                 if not self._closing.wait(_PAUSE_S):
                     logger.warning("cannot let a sender in: %s", error)
